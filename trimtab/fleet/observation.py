@@ -1,0 +1,137 @@
+"""What was seen of attempts, endpoints and engines. The only way data enters a scorer.
+
+All times are Unix seconds on the clock of the machine that runs Envoy and the observers (they share it: the
+services listen on loopback or a unix socket). `pool` is the pool's name, which is also Envoy's cluster name;
+`address` is `ip:port` exactly as Envoy reports it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """Why an attempt was refused or failed, judged from the answer alone."""
+
+    SATURATED = "saturated"  # the engine says it is full
+    QUOTA = "quota"  # the caller is over a limit of his own: no fault of the endpoint
+    UNAVAILABLE = "unavailable"  # dead, sleeping, or failing
+    DRAINING = "draining"  # going away in good order
+    UNKNOWN = "unknown"  # the evidence does not decide
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, as Envoy's access log tells it."""
+
+    COMPLETE = "complete"  # the whole answer was read (whatever its status)
+    ABORTED = "aborted"  # the client left, or Envoy cut it: not the endpoint's fault
+    RESET = "reset"  # the endpoint broke the connection, before or during the answer
+    UNREACHABLE = "unreachable"  # no connection was made: there is no start for such an attempt
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStarted:
+    """Envoy has a connection and begins to send one try of a request to one endpoint."""
+
+    at: float
+    pool: str
+    address: str
+    request_id: str
+    prompt_bytes: int | None  # content-length of the request; None if chunked
+    streamed: bool | None  # the request asked for a stream; None if Envoy could not tell
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first chunk that carries generated content was seen in a streamed answer."""
+
+    at: float
+    pool: str
+    address: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An error answer was read and judged: by its status, headers and body, or as an error event in a 200 stream."""
+
+    at: float
+    pool: str
+    address: str
+    request_id: str
+    status: int  # the status code on the wire; 200 for an error event inside a stream
+    verdict: Verdict
+    retry_after_s: float | None
+    in_stream: bool = False
+    reason: str = ""  # the name of the rule that decided
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """Envoy is done with an attempt. `started_at` names the same attempt as `AttemptStarted.at`."""
+
+    at: float
+    pool: str
+    address: str
+    request_id: str
+    started_at: float
+    status: int  # 0 if no response headers came
+    outcome: Outcome
+    streamed: bool  # the answer was an event stream
+    first_byte_s: float | None  # from the attempt's start to the first body byte (a ping counts as one)
+    prompt_bytes: int | None = None
+    body_bytes: int = 0  # received from the endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRead:
+    """A streamed answer that was read to its end (a sample of them is): what its tokens and its last events said."""
+
+    at: float
+    pool: str
+    address: str
+    request_id: str
+    chunks: int  # chunks that carried generated content
+    mean_gap_s: float | None  # between such chunks; None with fewer than two
+    max_gap_s: float | None
+    finished: bool  # it ended as its protocol says ([DONE], message_stop, a finish_reason)
+    verdict: Verdict | None  # of an error event after the first token
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReported:
+    """One LRS report of one Envoy about one endpoint: a gauge and what was added since the last report."""
+
+    at: float
+    pool: str
+    address: str
+    node: str  # the reporting Envoy
+    in_flight: int
+    issued: int
+    succeeded: int  # Envoy counts a 429 as success
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """Readings of an engine. None is UNKNOWN: missing, stale, NaN or out of range; it is never 0."""
+
+    waiting: float | None = None  # requests in the engine's queue
+    running: float | None = None  # sequences being decoded
+    kv_usage: float | None = None  # 0..1
+    generated_tokens: float | None = None  # a counter
+    preemptions: float | None = None  # a counter
+    process_start: float | None = None  # Unix seconds; a change means a new incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class SignalsRead:
+    """One reading of an engine's own metrics. A failed reading is `Signals()` with `error` set."""
+
+    at: float
+    pool: str
+    address: str
+    signals: Signals
+    error: str = ""
+
+
+Observation = AttemptStarted | FirstToken | Rejected | AttemptEnded | StreamRead | LoadReported | SignalsRead

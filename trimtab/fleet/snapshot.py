@@ -1,0 +1,60 @@
+"""The frozen view of a pool that laws, pages and metrics read. It is built by `Fleet` and swapped whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trimtab.fleet.observation import Signals
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EndpointId:
+    """An engine address with its incarnation: the same address after a restart is another endpoint."""
+
+    address: str  # ip:port
+    incarnation: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.address}#{self.incarnation}" if self.incarnation else self.address
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointView:
+    """All that is known of an endpoint at one moment (its profile, read only). None is UNKNOWN."""
+
+    id: EndpointId
+    name: str  # as written in the policy, e.g. "gpu-1.internal:8000"
+    capacity: float | None  # as declared
+    labels: Mapping[str, str] = field(default_factory=dict)
+    ttft_s: float | None = None  # EWMA of first tokens, raised to the age of the oldest attempt still without one
+    ttft_samples: int = 0
+    error_share: float = 0.0  # 0..1, decaying; quota answers and aborts by clients are not in it
+    error_samples: float = 0.0  # decayed number of attempts behind it
+    in_flight: int = 0
+    awaiting_token: int = 0  # of these, streams that have not shown a token
+    outstanding_prompt_bytes: int = 0  # of attempts that have not shown a token
+    oldest_wait_s: float = 0.0
+    signals: Signals = field(default_factory=Signals)  # stale values are already None
+    signals_age_s: float | None = None
+    in_flight_reported: int | None = None  # by LRS, over all Envoys
+    lease_difference: int = 0  # leases minus LRS, where it has lasted
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """A pool at one moment, endpoints in a defined order (by id)."""
+
+    pool: str
+    at: float
+    endpoints: tuple[EndpointView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSample:
+    """One first token with the load that its attempt met when it was sent (itself included)."""
+
+    endpoint: EndpointId
+    at: float
+    ttft_s: float
+    prompt_bytes: int
+    outstanding_prompt_bytes: int
+    in_flight: int

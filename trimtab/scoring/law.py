@@ -1,0 +1,66 @@
+"""The contract of a scoring law.
+
+A law turns what is known of a pool's endpoints into a score with its breakdown, and a share of the next
+interval's work, per endpoint. It is joint over the pool (water filling pours over all endpoints at once) and may
+keep state between calls. It does no I/O, reads no clock and draws no randomness of its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from trimtab.fleet.snapshot import EndpointId, PoolSnapshot, TokenSample
+
+
+class Need(StrEnum):
+    """An input that a law reads. A policy whose sources cannot provide it is refused by `trimtab check`."""
+
+    TTFT = "ttft"  # first tokens, from the watching filter
+    ERRORS = "errors"
+    LEDGER = "ledger"  # outstanding prompt work, from the access log
+    WAITING = "waiting"
+    RUNNING = "running"
+    KV_USAGE = "kv_usage"
+    INTER_TOKEN = "inter_token"
+    TOKENS_PER_S = "tokens_per_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a law says of one endpoint."""
+
+    score: float  # 0..100, 100 is best
+    share: float  # >= 0; only its proportion to the other endpoints' shares counts
+    breakdown: Mapping[str, float] = field(default_factory=dict)  # term -> points lost, 0..100
+
+
+class Law(ABC):
+    """One scoring law with its numbers, for one pool.
+
+    `ramped` and `damped` say which shaping steps suit the law: a slow score wants both, a law that moves its
+    shares on purpose at every interval wants neither.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[Need]]
+    ramped: ClassVar[bool] = True  # the score may rise only so many points per second
+    damped: ClassVar[bool] = True  # small changes of a weight are not pushed
+
+    @abstractmethod
+    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+        """Score every endpoint of `pool`, the cooled and the broken ones too: shaping takes those out."""
+
+    def learn(self, sample: TokenSample) -> None:  # noqa: B027 - most laws learn nothing from single attempts
+        """Take in one successful attempt that showed its first token."""
+
+    def forget(self, endpoint: EndpointId) -> None:  # noqa: B027
+        """Drop what was learned of an endpoint that is gone."""
+
+    def remember(self) -> dict[str, Any]:
+        """What was learned, by address, as JSON-able values: kept over a restart."""
+        return {}
+
+    def recall(self, memory: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take back what `remember` gave; unknown or malformed entries are ignored."""

@@ -1,84 +1,158 @@
 """One pool's control loop, pure: observations in, weights out."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trimtab.fleet.conduct import MEMORY_S, Evidence
+from trimtab.fleet.fleet import Fleet
 from trimtab.fleet.observation import Observation
-from trimtab.fleet.snapshot import EndpointId, EndpointView
+from trimtab.fleet.profile import ProfileMemory
+from trimtab.fleet.snapshot import EndpointId, TokenSample
+from trimtab.fleet.spec import EndpointSpec
 from trimtab.policy.model import Pool
+from trimtab.scoring import make_law
+from trimtab.shaping.decision import EndpointDecision, PoolDecision, State
+from trimtab.shaping.ramp import NEW_ENDPOINT
+from trimtab.shaping.shaper import Shaper
+from trimtab.shaping.standing import Standing, StandingMemory
+
+__all__ = ["EndpointDecision", "EndpointSpec", "PoolController", "PoolDecision", "State"]
+
+_log = logging.getLogger(__name__)
 
 
-class State(StrEnum):
-    """What shaping does with an endpoint, and the word shown for it."""
+class _Memory(BaseModel):
+    """What is kept of one endpoint over a restart, as of `at`."""
 
-    UP = "up"
-    RAMPING = "ramping"  # its score may not rise faster than the ramp
-    COOLING = "cooling"  # it said it was saturated
-    FULL = "full"  # KV usage at the limit while another has room
-    OPEN = "open"  # the breaker is open
-    HALF_OPEN = "half-open"
-    DRAINING = "draining"  # it said it is going away
-    ALL_OUT = "all-out"  # every endpoint would be out, so all are in, by capacity
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-
-@dataclass(frozen=True, slots=True)
-class EndpointSpec:
-    """One endpoint as discovery found it."""
-
-    address: str  # ip:port, as Envoy will report it
-    name: str  # as written in the policy
-    capacity: float | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointDecision:
-    """What one step decided for one endpoint, and why."""
-
-    id: EndpointId
-    view: EndpointView
-    score: float  # the law's, 0..100
-    breakdown: Mapping[str, float]  # term -> points lost
-    shaped_score: float  # after the ramp
-    share: float  # 0..1, of new work; 0 while it takes no new work
-    weight: int  # >= 1, the one to push
-    takes_work: bool  # False: pushed as DRAINING
-    state: State
-    until: float | None  # when the state ends by itself, Unix seconds
-    reason: str  # one line for people
-
-
-@dataclass(frozen=True, slots=True)
-class PoolDecision:
-    """One step of a pool. `changed` says whether it differs from the last decision that was changed (pushed)."""
-
-    pool: str
     at: float
-    endpoints: tuple[EndpointDecision, ...]
-    changed: bool
+    weight: int = Field(ge=1)
+    takes_work: bool
+    profile: ProfileMemory
+    standing: StandingMemory
+
+    def is_fresh(self, now: float) -> bool:
+        return now - MEMORY_S <= self.at <= now
 
 
 class PoolController:
     """Fleet, law and shaping of one pool. Not thread-safe: one owner calls it. `now` is Unix seconds."""
 
-    def __init__(self, policy: Pool, rng: Random, memory: Mapping[str, Any] | None = None) -> None: ...
+    def __init__(self, policy: Pool, rng: Random, memory: Mapping[str, Any] | None = None) -> None:
+        """`memory` is what `remember` of an earlier controller gave; what is malformed or old is ignored."""
+        self._policy = policy
+        self._law = make_law(policy.scoring)
+        self._fleet = Fleet(
+            policy.name, ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s
+        )
+        self._shaper = Shaper(policy.shaping, rng)
+        self._judged: frozenset[EndpointId] = frozenset()  # the endpoints of the last step
+        memory = memory if isinstance(memory, Mapping) else {}
+        self._memories = _parse(memory.get("endpoints"))
+        self._law_memory: Mapping[str, Any] | None = memory
 
     def set_endpoints(self, now: float, endpoints: Sequence[EndpointSpec]) -> None:
         """Replace the set of endpoints. One that comes back after it was gone is a new incarnation."""
+        before = self._fleet.ids
+        self._fleet.set_endpoints(now, endpoints)
+        self._recall_law(now)
+        memories = dict(self._claim(now, (id for id in self._fleet.ids if id not in before)))
+        # A pool that starts as a whole has nothing to be compared with, and ramps from nowhere.
+        start = 100.0 if not before and not memories else NEW_ENDPOINT
+        for id in self._fleet.ids:
+            if id in memories:
+                self._fleet.recall(memories[id].at, id.address, memories[id].profile)
+                standing = Standing.recall(now, memories[id].standing, self._policy.shaping)
+                self._shaper.enter(id, standing)
+            elif id not in before:
+                self._shaper.enter(id, Standing(now, start))
+        if not before:
+            pushed = {id.address: (memory.weight, memory.takes_work) for id, memory in memories.items()}
+            self._shaper.recall_pushed(pushed)
 
     def reconfigure(self, now: float, policy: Pool) -> None:
         """Take a new policy of the same pool; what is known of the endpoints is kept."""
+        if policy.scoring != self._policy.scoring:
+            law = make_law(policy.scoring)
+            if law.name == self._law.name:
+                law.recall(self._law.remember())
+            self._law = law
+        self._policy = policy
+        self._fleet.reconfigure(ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s)
+        self._shaper.numbers = policy.shaping
 
     def observe(self, now: float, observations: Sequence[Observation]) -> None:
-        """Take in observations of this pool, in any order; those of equal time are applied in a defined order."""
+        """Take in observations of this pool, in any order; those of equal time have a defined order."""
+        self._hear(self._fleet.observe(now, observations))
 
     def step(self, now: float) -> PoolDecision:
         """Compute the weights for the next interval."""
-        raise NotImplementedError
+        self._hear(self._fleet.settle(now))
+        pool = self._fleet.snapshot(now)
+        ids = frozenset(view.id for view in pool.endpoints)
+        for gone in sorted(self._judged - ids):
+            self._law.forget(gone)
+        self._judged = ids
+        return self._shaper.decide(pool, self._law)
 
     def remember(self, now: float) -> dict[str, Any]:
         """What was learned, JSON-able, for the state file."""
-        raise NotImplementedError
+        memories = dict(self._memories)  # those of endpoints that discovery has not found again yet
+        profiles = self._fleet.remember(now)
+        for id in self._fleet.ids:
+            standing, pushed = self._shaper.standings.get(id), self._shaper.pushed.get(id.address)
+            if standing and pushed:
+                memories[id.address] = _Memory(
+                    at=now,
+                    weight=pushed[0],
+                    takes_work=pushed[1],
+                    profile=profiles[id.address],
+                    standing=standing.remember(),
+                )
+        return {
+            "at": now,
+            "endpoints": {
+                address: memory.model_dump(mode="json") for address, memory in sorted(memories.items())
+            },
+            "law": {"name": self._law.name, "memory": self._law.remember()},
+        }
+
+    def _hear(self, evidence: Iterable[Evidence]) -> None:
+        for piece in evidence:
+            self._shaper.hear(piece)
+            if isinstance(piece, TokenSample):
+                self._law.learn(piece)
+
+    def _claim(self, now: float, entered: Iterable[EndpointId]) -> Iterable[tuple[EndpointId, _Memory]]:
+        """The memories of endpoints that come in; each is used once, and none for a later incarnation."""
+        for id in entered:
+            memory = self._memories.pop(id.address, None)
+            if memory is not None and id.incarnation == 0 and memory.is_fresh(now):
+                yield id, memory
+
+    def _recall_law(self, now: float) -> None:
+        memory, self._law_memory = self._law_memory, None
+        match memory:
+            case {
+                "at": int() | float() as at,
+                "law": {"name": self._law.name, "memory": Mapping() as learned},
+            }:
+                if now - MEMORY_S <= at <= now:
+                    self._law.recall(learned)
+            case _:
+                pass
+
+
+def _parse(entries: object) -> dict[str, _Memory]:
+    memories = {}
+    for address, entry in entries.items() if isinstance(entries, Mapping) else ():
+        try:
+            memories[str(address)] = _Memory.model_validate(entry)
+        except ValidationError as error:
+            _log.warning("what was remembered of %s is ignored: %s", address, error.errors()[0]["msg"])
+    return memories

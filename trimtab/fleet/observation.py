@@ -52,7 +52,7 @@ class FirstToken:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An error answer was read and judged: by its status, headers and body, or as an error event in a 200 stream."""
+    """An error was read and judged: by status, headers and body, or as an error event in a 200 stream."""
 
     at: float
     pool: str
@@ -84,7 +84,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class StreamRead:
-    """A streamed answer that was read to its end (a sample of them is): what its tokens and its last events said."""
+    """A streamed answer that was read to its end (a sample is): what its tokens and last events said."""
 
     at: float
     pool: str

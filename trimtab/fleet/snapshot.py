@@ -25,7 +25,7 @@ class EndpointView:
     name: str  # as written in the policy, e.g. "gpu-1.internal:8000"
     capacity: float | None  # as declared
     labels: Mapping[str, str] = field(default_factory=dict)
-    ttft_s: float | None = None  # EWMA of first tokens, raised to the age of the oldest attempt still without one
+    ttft_s: float | None = None  # EWMA of first tokens, raised to the age of the oldest stream without one
     ttft_samples: int = 0
     error_share: float = 0.0  # 0..1, decaying; quota answers and aborts by clients are not in it
     error_samples: float = 0.0  # decayed number of attempts behind it

@@ -1,20 +1,30 @@
 """The policy as types. Every field says its unit in its name, its range in its type, and what it is for.
 
-`trimtab schema` prints the JSON Schema that follows from this file.
+`trimtab schema` prints the JSON Schema that follows from this file, and `docs/policy.md` has its tables. A
+sentence of a description that begins with "0 " or "Empty " says what that value does.
 """
 
 import fnmatch
 import ipaddress
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trimtab.fleet.observation import Verdict
+from trimtab.policy.by_law import ByLaw
+from trimtab.policy.words import quoted, shown
 from trimtab.scoring import ScoringPolicy, default_scoring
-from trimtab.strict import Strict
+from trimtab.strict import Flaw, Strict
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
+_PORT = re.compile(r"[0-9]{1,5}")
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_PATH = re.compile(r"/\S*")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#]+")
+_WILDCARDS = {"0.0.0.0", "::"}
 
 
 def split_host_port(text: str) -> tuple[str, int]:
@@ -24,16 +34,35 @@ def split_host_port(text: str) -> tuple[str, int]:
     """
     host, sep, port = text.rpartition(":")
     if "://" in text:
-        raise ValueError(f"{text!r} must be host:port, without a scheme")
-    if not sep or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} must be host:port with a port of 1 to 65535")
+        raise ValueError(f"{quoted(text)} must be host:port, without a scheme")
+    if not sep or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        raise ValueError(f"{quoted(text)} must be host:port, with a port of 1 to 65535")
     if host.startswith("[") and host.endswith("]"):
-        return str(ipaddress.IPv6Address(host[1:-1])), int(port)
+        return _ip(host[1:-1], 6), int(port)
     if ":" in host:
-        raise ValueError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:8000")
+        raise ValueError(f"{quoted(text)}: write an IPv6 address in brackets, as in [::1]:8000")
     if not _HOST.fullmatch(host):
-        raise ValueError(f"{text!r}: {host!r} is not a host name or an IP address")
+        raise ValueError(f"{quoted(text)}: {quoted(host)} is not a host name or an IP address")
+    if host.rstrip(".").rpartition(".")[2].isdigit():
+        return _ip(host, 4), int(port)
     return host, int(port)
+
+
+def _ip(text: str, version: Literal[4, 6]) -> str:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        address = None
+    if address is None or address.version != version:
+        raise ValueError(f"{quoted(text)} is not an IPv{version} address")
+    return str(address)
+
+
+def _ip_address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError(f"{quoted(text)} must be an IP address, as in 127.0.0.1 or 0.0.0.0") from None
 
 
 def _host_port(text: str) -> str:
@@ -44,8 +73,8 @@ def _host_port(text: str) -> str:
 def _service_address(text: str) -> str:
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
-        if not path.startswith("/") or len(path) > 100:
-            raise ValueError(f"{text!r}: a unix socket needs an absolute path of at most 100 characters")
+        if not path.startswith("/") or len(path.encode()) > 100:
+            raise ValueError(f"{quoted(text)}: a unix socket needs an absolute path of at most 100 bytes")
         return text
     return _host_port(text)
 
@@ -54,63 +83,122 @@ def _regex(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+        raise ValueError(f"{quoted(text)} is not a regular expression: {error}") from None
     return text
 
 
-HostPort = Annotated[str, AfterValidator(_host_port)]
-ServiceAddress = Annotated[str, AfterValidator(_service_address)]
-Regex = Annotated[str, AfterValidator(_regex)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(
+            f"{quoted(text)} must be at most 63 lower-case letters, digits or inner hyphens, as in llama-70b"
+        )
+    return text
+
+
+def _path(text: str) -> str:
+    if not _PATH.fullmatch(text):
+        raise ValueError(f"{quoted(text)} must be a path that begins with /, without blanks")
+    return text
+
+
+def _origin(text: str) -> str:
+    if not _ORIGIN.fullmatch(text):
+        raise ValueError(
+            f"{quoted(text)} must be * or an origin without a path, as in https://chat.example.com"
+        )
+    return text
+
+
+def _no_bool(value: object) -> object:
+    if isinstance(value, bool):  # which equals 1 or 0
+        raise ValueError(f"must be a number, not {shown(value)}")
+    return value
+
+
+def _text(example: str, pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example]})
+
+
+IpAddress = Annotated[str, AfterValidator(_ip_address), _text("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
+HostPort = Annotated[str, AfterValidator(_host_port), _text("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
+ServiceAddress = Annotated[
+    str, AfterValidator(_service_address), _text("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
+]
+Regex = Annotated[str, AfterValidator(_regex), WithJsonSchema({"type": "string", "format": "regex"})]
+Name = Annotated[str, AfterValidator(_name), _text("llama-70b", f"^{_NAME.pattern}$")]
+UrlPath = Annotated[str, AfterValidator(_path), _text("/metrics", f"^{_PATH.pattern}$")]
+Origin = Annotated[str, AfterValidator(_origin), _text("https://chat.example.com", f"^({_ORIGIN.pattern})$")]
+Glob = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+
+
+def _falling(value: Strict, *names: str) -> Iterator[Flaw]:
+    """A flaw for each two neighbours of fields that must not fall from left to right."""
+    for low, high in pairwise(names):
+        least, most = getattr(value, low), getattr(value, high)
+        if least > most:
+            yield Flaw(f"{low} ({least:g}) must not be above {high} ({most:g})", (high,), (low,))
 
 
 class Listen(Strict):
     """Where clients connect."""
 
-    address: str = Field("127.0.0.1", description="IP address that Envoy listens on; 0.0.0.0 for all.")
-    port: Annotated[int, Field(ge=1, le=65535)] = 10000
+    address: IpAddress = Field(
+        "127.0.0.1", description="IP address that Envoy listens on; 0.0.0.0 for all. Quote an IPv6 address."
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(10000, description="TCP port that Envoy listens on.")
     max_body_mib: Annotated[int, Field(ge=1, le=256)] = Field(
         16, description="Largest request body. A request is kept until it can no longer be retried."
     )
     stream_idle_timeout_s: Positive = Field(
-        300, description="A stream without a byte for so long is ended. Preempted vLLM streams were silent for 14 s."
+        300,
+        description="A stream silent for so long is ended. One that vLLM had preempted was silent for 14 s.",
     )
     max_stream_s: Positive = Field(3600, description="The longest a request may take in all.")
-    cors_allow_origins: tuple[str, ...] = Field(
-        ("*",), description="Origins whose browsers may call the API; empty switches CORS off."
+    cors_allow_origins: tuple[Origin, ...] = Field(
+        ("*",), description="Origins whose browsers may call the API; * is any. Empty switches CORS off."
     )
 
-    @model_validator(mode="after")
-    def _is_ip(self) -> Self:
-        try:
-            ipaddress.ip_address(self.address)
-        except ValueError:
-            raise ValueError(f"listen.address {self.address!r} must be an IP address, as in 0.0.0.0") from None
-        return self
+    @property
+    def socket(self) -> str:
+        """The address as `host:port`."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
 class Services(Strict):
-    """Where our own services listen: loopback TCP (`127.0.0.1:18000`) or `unix:/absolute/path`."""
+    """Where our own services listen: TCP (`127.0.0.1:18000`) or a unix socket (`unix:/absolute/path`)."""
 
-    xds: ServiceAddress = "127.0.0.1:18000"
-    ext_proc: ServiceAddress = "127.0.0.1:18001"
-    admin: HostPort = "127.0.0.1:18080"
-    envoy_admin: ServiceAddress = "127.0.0.1:9901"
+    xds: ServiceAddress = Field(
+        "127.0.0.1:18000", description="The xDS server, which Envoy asks for its resources."
+    )
+    ext_proc: ServiceAddress = Field(
+        "127.0.0.1:18001", description="The ext_proc service, which Envoy reports to."
+    )
+    admin: HostPort = Field(
+        "127.0.0.1:18080", description="/metrics, /endpoints, /healthz, /readyz. TCP only."
+    )
+    envoy_admin: ServiceAddress = Field("127.0.0.1:9901", description="Envoy's own admin pages.")
 
 
 class ExtProc(Strict):
     """The observation service."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Processes behind the one address.")
-    sample_percent: Annotated[float, Field(ge=0, le=100)] = Field(
-        100, description="Share of streamed attempts that are watched, before the CPU budget lowers it."
+    sample_percent: Percent = Field(
+        100,
+        description="Share of streamed attempts that are watched, before the CPU budget lowers it. "
+        "0 watches none: TTFT is then the time of the first body byte.",
     )
-    full_stream_percent: Annotated[float, Field(ge=0, le=100)] = Field(
-        5, description="Share of the watched attempts that are read to their end, for inter-token times and late errors."
+    full_stream_percent: Percent = Field(
+        5,
+        description="Share of the watched that are read to their end (inter-token times, late errors). "
+        "0 reads none to the end.",
     )
-    cpu_budget_cores: Positive = Field(0.5, description="CPU that observation may use, in cores, over all workers.")
+    cpu_budget_cores: Positive = Field(
+        0.5, description="CPU that observation may use, in cores, over all workers."
+    )
     reject_timeout_ms: Annotated[int, Field(ge=10, le=5000)] = Field(
         100, description="The longest an error answer is held while its body is judged."
     )
@@ -119,74 +207,103 @@ class ExtProc(Strict):
 class Endpoint(Strict):
     """One engine."""
 
-    address: HostPort
-    capacity: Positive | None = Field(
-        None, description="Relative to the other endpoints of the pool, e.g. 10 / 4 / 1 for A100 / 4090 / CPU."
+    address: HostPort = Field(
+        description="Host name or IP address with a port, without a scheme. IPv6: [::1]:8000."
     )
-    labels: dict[str, str] = Field(default_factory=dict)
+    capacity: Positive | None = Field(
+        None,
+        description="Relative to the other endpoints of the pool, e.g. 10 / 4 / 1 for A100 / 4090 / CPU.",
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="Free-form names and values, all of them text."
+    )
 
 
 class Shaping(Strict):
     """From a score to a weight."""
 
-    cool_down_min_s: Positive = Field(3, description="A saturated endpoint gets no new work for at least so long,")
+    cool_down_min_s: Positive = Field(
+        3, description="A saturated endpoint gets no new work for at least so long,"
+    )
     cool_down_max_s: Positive = Field(5, description="and at most so long (drawn at random) the first time.")
     cool_down_growth: Annotated[float, Field(ge=1, le=10)] = Field(
         2, description="Factor for each saturation that follows within a minute after the last cool-down."
     )
     cool_down_cap_s: Positive = Field(60, description="The longest cool-down, a longer Retry-After included.")
-    ramp_points_per_s: Positive = Field(15, description="A score rises at most this fast after a cool-down or a start.")
-    breaker_failures: Annotated[int, Field(ge=1, le=1000)] = Field(3, description="Failures in a row that open the breaker.")
+    ramp_points_per_s: Positive = Field(
+        15, description="A score rises at most this fast after a cool-down or a start."
+    )
+    breaker_failures: Annotated[int, Field(ge=1, le=1000)] = Field(
+        3, description="Failures in a row that open the breaker."
+    )
     breaker_open_s: Positive = Field(30, description="After that it is half open: one attempt decides.")
-    kv_limit: Share = Field(0.85, description="No new work at this KV usage while another endpoint has room.")
-    floor_share: Share = Field(0.01, description="The least share of an endpoint that is in: it stays observed.")
-    hysteresis: Share = Field(0.05, description="A weight that moved by less than this part of itself is not pushed.")
+    kv_limit: Share = Field(
+        0.85,
+        description="No new work at this KV usage while another endpoint has room. "
+        "0 counts every endpoint as full, so none has room and the limit does nothing.",
+    )
+    floor_share: Share = Field(
+        0.01,
+        description="The least share of an endpoint that is in: it stays observed. "
+        "0 is no floor: an endpoint may get so little work that nothing more is learned of it.",
+    )
+    hysteresis: Share = Field(
+        0.05,
+        description="A weight that moved by less than this part of it is not pushed. 0 pushes every change.",
+    )
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if not self.cool_down_min_s <= self.cool_down_max_s <= self.cool_down_cap_s:
-            raise ValueError("cool_down_min_s <= cool_down_max_s <= cool_down_cap_s must hold")
-        return self
+    def flaws(self) -> Iterator[Flaw]:
+        yield from _falling(self, "cool_down_min_s", "cool_down_max_s", "cool_down_cap_s")
 
 
 class Balancing(Strict):
     """How Envoy applies the weights."""
 
-    policy: Literal["least_request", "round_robin"] = "least_request"
+    policy: Literal["least_request", "round_robin"] = Field(
+        "least_request",
+        description="least_request also counts what is in flight at this moment; round_robin does not.",
+    )
     active_request_bias: Annotated[float, Field(ge=0, le=10)] = Field(
-        1, description="least_request with unequal weights divides a weight by (requests in flight + 1) to this power."
+        1,
+        description="least_request: unequal weights are divided by (requests in flight + 1) to this power. "
+        "0 leaves the weights as they are.",
     )
 
 
 class Retries(Strict):
     """Retries before the first byte of an answer, always to another endpoint where there is one."""
 
-    attempts: Annotated[int, Field(ge=0, le=10)] = Field(2, description="Retries after the first attempt; 0 is none.")
-    status_codes: tuple[Annotated[int, Field(ge=400, le=599)], ...] = (429, 502, 503, 529)
-    back_off_base_ms: Annotated[int, Field(ge=1, le=10_000)] = 25
-    back_off_max_ms: Annotated[int, Field(ge=1, le=60_000)] = 250
+    attempts: Annotated[int, Field(ge=0, le=10)] = Field(
+        2, description="Retries after the first attempt. 0 is none."
+    )
+    status_codes: tuple[Annotated[int, Field(ge=400, le=599)], ...] = Field(
+        (429, 502, 503, 529), description="Status codes that are retried. Empty retries no answer."
+    )
+    back_off_base_ms: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        25,
+        description="The first wait is up to so long (drawn at random), each further one twice as long,",
+    )
+    back_off_max_ms: Annotated[int, Field(ge=1, le=60_000)] = Field(250, description="and at most so long.")
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.back_off_base_ms > self.back_off_max_ms:
-            raise ValueError("back_off_base_ms must not be above back_off_max_ms")
-        return self
+    def flaws(self) -> Iterator[Flaw]:
+        yield from _falling(self, "back_off_base_ms", "back_off_max_ms")
 
 
 class SignalSources(Strict):
     """Where readings of the engines come from."""
 
     scrape: bool = Field(True, description="Read each engine's own /metrics.")
-    scrape_interval_ms: Annotated[int, Field(ge=100, le=60_000)] = 1000
-    scrape_timeout_ms: Annotated[int, Field(ge=50, le=60_000)] = 800
-    scrape_path: Annotated[str, Field(pattern=r"^/\S*$")] = "/metrics"
+    scrape_interval_ms: Annotated[int, Field(ge=100, le=60_000)] = Field(
+        1000, description="How often each is read."
+    )
+    scrape_timeout_ms: Annotated[int, Field(ge=50, le=60_000)] = Field(
+        800, description="A reading that takes longer is given up."
+    )
+    scrape_path: UrlPath = Field("/metrics", description="Where the engine shows its metrics.")
     stale_after_s: Positive = Field(5, description="An older reading is unknown.")
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.scrape_timeout_ms > self.scrape_interval_ms:
-            raise ValueError("scrape_timeout_ms must not be above scrape_interval_ms")
-        return self
+    def flaws(self) -> Iterator[Flaw]:
+        yield from _falling(self, "scrape_timeout_ms", "scrape_interval_ms")
 
 
 Engine = Literal["vllm"]
@@ -195,27 +312,37 @@ Engine = Literal["vllm"]
 class Pool(Strict):
     """Endpoints that serve the same model(s)."""
 
-    name: Name
-    models: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        ("*",), min_length=1, description="Globs over the request's `model`; the first pool that matches serves."
+    name: Name = Field(description="A name of its own; it is also the name of Envoy's cluster.")
+    models: tuple[Glob, ...] = Field(
+        ("*",),
+        min_length=1,
+        description="Globs over the request's `model`; the first pool that matches serves.",
     )
-    engine: Engine = "vllm"
-    endpoints: tuple[Endpoint, ...] = Field(min_length=1)
-    scoring: ScoringPolicy = Field(default_factory=default_scoring)
-    interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(250, description="How often weights are computed.")
-    shaping: Shaping = Shaping()
-    balancing: Balancing = Balancing()
-    retries: Retries = Retries()
-    signals: SignalSources = SignalSources()
+    engine: Engine = Field(
+        "vllm", description="What the endpoints run: the names of its metrics follow from it."
+    )
+    endpoints: tuple[Endpoint, ...] = Field(min_length=1, description="The engines.")
+    scoring: Annotated[ScoringPolicy, ByLaw(default_scoring().law)] = Field(
+        default_factory=default_scoring, description="How an endpoint is scored: a `law` with its numbers."
+    )
+    interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(
+        250, description="How often weights are computed."
+    )
+    shaping: Shaping = Field(default_factory=Shaping)
+    balancing: Balancing = Field(default_factory=Balancing)
+    retries: Retries = Field(default_factory=Retries)
+    signals: SignalSources = Field(default_factory=SignalSources)
 
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        seen: set[str] = set()
-        for endpoint in self.endpoints:
-            if endpoint.address in seen:
-                raise ValueError(f"endpoint {endpoint.address} is listed twice in pool {self.name!r}")
-            seen.add(endpoint.address)
-        return self
+    def flaws(self) -> Iterator[Flaw]:
+        first: dict[tuple[str, int], int] = {}
+        for index, endpoint in enumerate(self.endpoints):
+            host, port = split_host_port(endpoint.address)
+            before = first.setdefault((_canonical(host), port), index)
+            if before != index:
+                yield Flaw(
+                    f"{quoted(endpoint.address)} is already endpoints[{before}] of this pool; remove one",
+                    ("endpoints", index, "address"),
+                )
 
     def serves(self, model: str) -> bool:
         """Whether one of the globs matches `model` (case matters)."""
@@ -223,29 +350,31 @@ class Pool(Strict):
 
 
 class Rule(Strict):
-    """One rule of the rejection reader. All conditions given must hold; rules are tried in order, the first decides.
+    """One rule of the rejection reader. All its conditions must hold; the first rule that fits decides.
 
-    Patterns are regular expressions, searched without regard to case; header and field patterns must match whole.
+    Patterns are regular expressions, without regard to case; those of headers and fields must match whole.
     """
 
-    name: Name
-    verdict: Verdict
+    name: Name = Field(description="A name of its own, for logs and metrics.")
+    verdict: Verdict = Field(description="What an answer that fits is taken for.")
     status: tuple[Annotated[int, Field(ge=200, le=599)], ...] = Field(
-        (), description="Status codes; empty is any. 200 is an error event inside a stream."
+        (), description="Status codes; 200 is an error event inside a stream. Empty is any."
     )
-    headers: dict[str, Regex] = Field(default_factory=dict, description="Header name -> pattern of its value.")
+    headers: dict[str, Regex] = Field(
+        default_factory=dict,
+        description="Header name -> pattern of its value. `*` in the name stands for any characters.",
+    )
     fields: dict[str, Regex] = Field(
         default_factory=dict,
-        description="JSON path -> pattern of the value. `type` and `code` also stand for the error's own, "
-        "wherever the body's shape puts them.",
+        description="JSON path -> pattern of the value. A path is looked up in the error itself, wherever "
+        "the body's shape puts it (so `type` and `code` are the error's own), then outward; `$.path` in the "
+        "whole body only. A step into a list goes into every item.",
     )
     text: Regex | None = Field(None, description="Pattern searched in the error's text (or the plain body).")
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def flaws(self) -> Iterator[Flaw]:
         if not (self.status or self.headers or self.fields or self.text):
-            raise ValueError(f"rule {self.name!r} has no condition: give status, headers, fields or text")
-        return self
+            yield Flaw(f"rule {quoted(self.name)} has no condition: give it status, headers, fields or text")
 
 
 class Rejections(Strict):
@@ -254,24 +383,99 @@ class Rejections(Strict):
     rules: tuple[Rule, ...] = Field((), description="Tried before the bundled ones.")
     bundled: bool = Field(True, description="Use the bundled rules too.")
 
+    def flaws(self) -> Iterator[Flaw]:
+        yield from _used_twice("rule", "rules", [rule.name for rule in self.rules])
+
 
 class Policy(Strict):
     """A whole policy file."""
 
-    version: Literal[1]
-    listen: Listen = Listen()
-    services: Services = Services()
-    ext_proc: ExtProc = ExtProc()
-    state_file: str | None = Field(None, description="Where what was learned is kept over a restart.")
-    rejections: Rejections = Rejections()
-    pools: tuple[Pool, ...] = Field(min_length=1)
+    version: Annotated[Literal[1], BeforeValidator(_no_bool)] = Field(description="Of the file's format.")
+    listen: Listen = Field(default_factory=Listen)
+    services: Services = Field(default_factory=Services)
+    ext_proc: ExtProc = Field(default_factory=ExtProc)
+    state_file: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="Where what was learned is kept over a restart. Unset: one for each policy's path.",
+    )
+    rejections: Rejections = Field(default_factory=Rejections)
+    pools: tuple[Pool, ...] = Field(min_length=1, description="What is served, and by which engines.")
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        names = [pool.name for pool in self.pools]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"pool name {name!r} is used twice")
+    def flaws(self) -> Iterator[Flaw]:
+        yield from _used_twice("pool", "pools", [pool.name for pool in self.pools])
+        yield from self._unreached_globs()
+        yield from self._shared_addresses()
         if self.ext_proc.workers > 1 and self.services.ext_proc.startswith("unix:"):
-            raise ValueError("ext_proc.workers above 1 need services.ext_proc on TCP: a unix socket has one owner")
-        return self
+            yield Flaw(
+                "ext_proc.workers above 1 need services.ext_proc on TCP, as in 127.0.0.1:18001: "
+                "a unix socket has one owner",
+                ("services", "ext_proc"),
+            )
+
+    def _unreached_globs(self) -> Iterator[Flaw]:
+        for index, pool in enumerate(self.pools):
+            earlier = [(before.name, glob) for before in self.pools[:index] for glob in before.models]
+            for position, glob in enumerate(pool.models):
+                taken = next(((name, wider) for name, wider in earlier if _covers(wider, glob)), None)
+                if taken is not None:
+                    name, wider = taken
+                    yield Flaw(
+                        f"{quoted(glob)} is never reached: pool {quoted(name)} above takes {quoted(wider)}; "
+                        "change one of them, or put the narrower pool first",
+                        ("pools", index, "models", position),
+                    )
+
+    def _shared_addresses(self) -> Iterator[Flaw]:
+        ours = [(("listen", "port"), self.listen.socket)]
+        ours += [(("services", name), getattr(self.services, name)) for name in Services.model_fields]
+        for (one, address), (other, too_near) in combinations(ours, 2):
+            if _collide(address, too_near):
+                yield Flaw(
+                    f"{'.'.join(one)} ({address}) and {'.'.join(other)} ({too_near}) cannot share an address",
+                    other,
+                    one,
+                )
+        reached = {_canonical(self.listen.address), "127.0.0.1", "::1"}
+        for index, pool in enumerate(self.pools):
+            for position, endpoint in enumerate(pool.endpoints):
+                host, _ = split_host_port(endpoint.address)
+                if _canonical(host) in reached and _collide(endpoint.address, self.listen.socket):
+                    yield Flaw(
+                        f"{quoted(endpoint.address)} is where Envoy listens: requests would go in a circle",
+                        ("pools", index, "endpoints", position, "address"),
+                    )
+
+
+def _used_twice(what: str, key: str, names: list[str]) -> Iterator[Flaw]:
+    for index, name in enumerate(names):
+        before = names.index(name)
+        if before != index:
+            yield Flaw(
+                f"{quoted(name)} is already the name of {key}[{before}]; give each {what} its own",
+                (key, index, "name"),
+            )
+
+
+def _covers(glob: str, other: str) -> bool:
+    """Whether `glob` surely matches all that `other` matches.
+
+    To read the wildcards of `other` as plain characters is right as long as only a `*` of `glob` takes them.
+    """
+    if set("*?[") & set(other) and set("?[]") & set(glob):
+        return glob == other
+    return fnmatch.fnmatchcase(other, glob)
+
+
+def _canonical(host: str) -> str:
+    name = host.lower().rstrip(".")
+    return "127.0.0.1" if name == "localhost" else name
+
+
+def _collide(address: str, other: str) -> bool:
+    """Whether two sockets cannot both listen."""
+    if address.startswith("unix:") or other.startswith("unix:"):
+        return address == other
+    (host, port), (other_host, other_port) = split_host_port(address), split_host_port(other)
+    return port == other_port and (
+        _canonical(host) == _canonical(other_host) or not _WILDCARDS.isdisjoint((host, other_host))
+    )

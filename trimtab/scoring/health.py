@@ -1,34 +1,48 @@
 """`health`: how far an endpoint is from trouble, by first tokens, errors, queue and KV usage."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
+from trimtab.fleet.observation import Signals
+from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.law import Law, Need, Score
-from trimtab.strict import Strict
+from trimtab.strict import Flaw, Strict
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class HealthPolicy(Strict):
     """Numbers of the `health` law."""
 
     law: Literal["health"] = "health"
-    ttft_threshold_ms: Annotated[float, Field(gt=0)] = Field(2000, description="A TTFT that loses all its points.")
-    queue_max: Annotated[float, Field(gt=0)] = Field(30, description="Waiting requests that lose all queue points.")
-    kv_knee: Annotated[float, Field(ge=0, lt=1)] = Field(0.8, description="KV usage from which points are lost.")
-    error_gain: Annotated[float, Field(gt=0)] = Field(5, description="An error share of 1/gain loses all its points.")
-    ttft_weight: Annotated[float, Field(ge=0, le=1)] = 0.35
-    error_weight: Annotated[float, Field(ge=0, le=1)] = 0.40
-    load_weight: Annotated[float, Field(ge=0, le=1)] = 0.25
-    ttft_alpha: Annotated[float, Field(gt=0, le=1)] = Field(0.2, description="EWMA weight of a new TTFT.")
+    ttft_threshold_ms: _Positive = Field(default=2000, description="A TTFT that loses all its points.")
+    queue_max: _Positive = Field(default=30, description="Waiting requests that lose all queue points.")
+    kv_knee: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.8, description="KV usage from which points are lost."
+    )
+    error_gain: _Positive = Field(default=5, description="An error share of 1/gain loses all its points.")
+    ttft_weight: _Weight = Field(default=0.35, description="Part of the points that TTFT can lose.")
+    error_weight: _Weight = Field(default=0.40, description="Part of the points that errors can lose.")
+    load_weight: _Weight = Field(
+        default=0.25, description="Part of the points that queue and KV usage can lose."
+    )
+    ttft_alpha: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.2, description="EWMA weight of a new TTFT."
+    )
 
-    @model_validator(mode="after")
-    def _sums_to_one(self) -> Self:
+    def flaws(self) -> Iterator[Flaw]:
         total = self.ttft_weight + self.error_weight + self.load_weight
         if abs(total - 1) > 1e-6:
-            raise ValueError(f"ttft_weight + error_weight + load_weight must be 1, not {total:g}")
-        return self
+            yield Flaw(
+                f"ttft_weight + error_weight + load_weight must be 1, not {total:g}",
+                ("ttft_weight",),
+                ("error_weight",),
+                ("load_weight",),
+            )
 
 
 class Health(Law):
@@ -39,6 +53,36 @@ class Health(Law):
 
     def __init__(self, policy: HealthPolicy) -> None:
         self._policy = policy
+        self.ttft_alpha = policy.ttft_alpha
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        raise NotImplementedError
+        capacities = capacities_of(pool)
+        scores = {}
+        for view in pool.endpoints:
+            lost = self._points_lost(view)
+            score = max(0.0, 100.0 - sum(lost.values()))
+            scores[view.id] = Score(score, score / 100.0 * capacities[view.id], lost)
+        return scores
+
+    def _points_lost(self, view: EndpointView) -> dict[str, float]:
+        policy = self._policy
+        ttft_s = view.ttft_s or 0.0  # nothing is seen to wait: nothing is held against the endpoint
+        ttft = policy.ttft_weight * min(1.0, ttft_s * 1000.0 / policy.ttft_threshold_ms) ** 2
+        errors = policy.error_weight * min(1.0, policy.error_gain * view.error_share)
+        load = self._load(view.signals)
+        if load is None:
+            # What was observed carries the whole weight: the score lies between those of an empty and a
+            # full engine.
+            observed = policy.ttft_weight + policy.error_weight
+            scale = 100.0 / observed if observed else 0.0
+            return {"ttft": scale * ttft, "errors": scale * errors}
+        return {"ttft": 100.0 * ttft, "errors": 100.0 * errors, "load": 100.0 * policy.load_weight * load}
+
+    def _load(self, signals: Signals) -> float | None:
+        """0 (idle) to 1 (full), by queue or KV cache, whichever is worse; None if neither is known."""
+        queue = None if signals.waiting is None else min(1.0, signals.waiting / self._policy.queue_max)
+        knee = self._policy.kv_knee
+        kv = (
+            None if signals.kv_usage is None else min(1.0, max(0.0, (signals.kv_usage - knee) / (1.0 - knee)))
+        )
+        return max((term for term in (queue, kv) if term is not None), default=None)

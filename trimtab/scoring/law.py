@@ -1,8 +1,8 @@
 """The contract of a scoring law.
 
 A law turns what is known of a pool's endpoints into a score with its breakdown, and a share of the next
-interval's work, per endpoint. It is joint over the pool (water filling pours over all endpoints at once) and may
-keep state between calls. It does no I/O, reads no clock and draws no randomness of its own.
+interval's work, per endpoint. It is joint over the pool (water filling pours over all endpoints at once) and
+may keep state between calls. It does no I/O, reads no clock and draws no randomness of its own.
 """
 
 from abc import ABC, abstractmethod
@@ -47,6 +47,7 @@ class Law(ABC):
     needs: ClassVar[frozenset[Need]]
     ramped: ClassVar[bool] = True  # the score may rise only so many points per second
     damped: ClassVar[bool] = True  # small changes of a weight are not pushed
+    ttft_alpha: float = 0.2  # weight of a new sample in the mean TTFT that the law is shown
 
     @abstractmethod
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:

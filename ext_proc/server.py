@@ -1,0 +1,49 @@
+"""The gRPC server of the observers."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+from envoy.service.accesslog.v3 import als_pb2_grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
+
+from ext_proc.access_log import AccessLogService
+from ext_proc.service import ExtProcService
+
+_MIB = 1 << 20
+
+
+@asynccontextmanager
+async def serve_ext_proc(
+    address: str,
+    ext_proc: ExtProcService,
+    access_log: AccessLogService,
+    *,
+    shared_port: bool = False,
+    grace_s: float = 1.0,
+) -> AsyncIterator[int]:
+    """Serve both on `address` (`host:port` or `unix:/path`) while the context lasts; it gives the port.
+
+    `shared_port` lets several processes listen on the same TCP address. At the end no new streams are taken,
+    and those that Envoy keeps open are cut after `grace_s`; it opens them anew elsewhere.
+
+    Raises RuntimeError if the address cannot be bound.
+    """
+    server = grpc.aio.server(
+        options=[
+            ("grpc.so_reuseport", int(shared_port)),
+            # A message holds a piece of a body or a batch of records: Envoy's buffers are 1 MiB.
+            ("grpc.max_receive_message_length", 16 * _MIB),
+            # Envoy pings every few seconds to notice a stopped observer; gRPC would take that for an attack.
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
+            ("grpc.http2.max_ping_strikes", 0),
+        ]
+    )
+    external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(ext_proc, server)
+    als_pb2_grpc.add_AccessLogServiceServicer_to_server(access_log, server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(grace_s)

@@ -1,0 +1,147 @@
+"""The ext_proc service: sees what endpoints answer. Answers pass unchanged, whatever happens here."""
+
+import logging
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
+
+from ext_proc.verdict import MAX_BODY, RejectionReader
+from ext_proc.watch import Attempt, StreamWatch
+from trimtab.datapath import ROLE_HEADER, Role
+from trimtab.fleet.observation import Observation, Rejected
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[Sequence[Observation]], None]
+
+_ATTRIBUTES = "envoy.filters.http.ext_proc"
+_QUIET_S = 60.0
+
+
+@dataclass(slots=True)
+class ExtProcCounters:
+    """What the service has done since it started."""
+
+    watched: int = 0  # streamed answers
+    read_whole: int = 0  # of these, the ones that were to be read to their end
+    rejects: int = 0  # error answers
+    faults: int = 0  # streams that could not be understood: a fault of ours
+
+
+class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
+    """Serves the upstream filters, told apart by their gRPC metadata (`trimtab.datapath.Role`).
+
+    It never answers a message: when it ends a stream, Envoy lets the rest of the answer pass. A watched
+    stream is ended as soon as its first token is known, so that the rest of an answer costs nothing;
+    `full_stream_percent` of them are read to the end. `report` is called on the event loop and must not
+    block.
+    """
+
+    def __init__(
+        self,
+        report: Report,
+        rejections: RejectionReader,
+        full_stream_percent: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.rejections = rejections
+        self.full_stream_percent = full_stream_percent
+        self.counters = ExtProcCounters()
+        self._report = report
+        self._clock = clock
+        self._complained_at = float("-inf")
+
+    async def Process(
+        self, request_iterator: AsyncIterator[pb.ProcessingRequest], context: grpc.aio.ServicerContext
+    ) -> None:
+        """One attempt. Envoy may end it at any time: that is no fault."""
+        try:
+            role = Role(dict(context.invocation_metadata() or ()).get(ROLE_HEADER, ""))
+            if role is Role.WATCH:
+                await self._watch(context)
+            else:
+                await self._reject(context, await_body=role is Role.REJECT)
+        except Exception:  # noqa: BLE001  # an error status would make Envoy wait or fail over; the answer must pass
+            self._complain()
+
+    async def _watch(self, stream: grpc.aio.ServicerContext) -> None:
+        message = await stream.read()
+        if message is grpc.aio.EOF:
+            return
+        self.counters.watched += 1
+        attempt, headers = _attempt(message), _headers(message.response_headers)
+        if headers.get(":status") != "200":
+            return
+        whole = self._is_read_whole(attempt.request_id)
+        self.counters.read_whole += whole
+        watch = StreamWatch(attempt, headers, self.rejections, whole=whole)
+        if message.response_headers.end_of_stream:
+            self._report(watch.take(self._clock(), b"", end=True))
+            return
+        while not watch.done and (message := await stream.read()) is not grpc.aio.EOF:
+            body = message.response_body
+            if seen := watch.take(self._clock(), body.body, body.end_of_stream):
+                self._report(seen)
+
+    async def _reject(self, stream: grpc.aio.ServicerContext, *, await_body: bool) -> None:
+        message = await stream.read()
+        if message is grpc.aio.EOF:
+            return
+        self.counters.rejects += 1
+        attempt, headers = _attempt(message), _headers(message.response_headers)
+        body = bytearray()
+        end = message.response_headers.end_of_stream or not await_body
+        try:
+            while not end and len(body) < MAX_BODY and (message := await stream.read()) is not grpc.aio.EOF:
+                body += message.response_body.body
+                end = message.response_body.end_of_stream
+        finally:
+            # Envoy stops waiting for the rest of a slow body: then what is here must do.
+            self._report([self._judge(attempt, headers, bytes(body))])
+
+    def _judge(self, attempt: Attempt, headers: dict[str, str], body: bytes) -> Rejected:
+        now = self._clock()
+        status = int(headers[":status"])
+        judgement = self.rejections.judge(status, headers, body, now)
+        return Rejected(
+            at=now,
+            pool=attempt.pool,
+            address=attempt.address,
+            request_id=attempt.request_id,
+            status=status,
+            verdict=judgement.verdict,
+            retry_after_s=judgement.retry_after_s,
+            reason=judgement.rule,
+        )
+
+    def _is_read_whole(self, request_id: str) -> bool:
+        return zlib.crc32(request_id.encode()) % 10_000 < self.full_stream_percent * 100
+
+    def _complain(self) -> None:
+        self.counters.faults += 1
+        if (now := self._clock()) - self._complained_at >= _QUIET_S:
+            self._complained_at = now
+            log.exception("an ext_proc stream was not understood (%d so far)", self.counters.faults)
+
+
+def _attempt(message: pb.ProcessingRequest) -> Attempt:
+    fields = message.attributes[_ATTRIBUTES].fields
+    return Attempt(
+        pool=fields["xds.cluster_name"].string_value,
+        address=fields["upstream.address"].string_value,
+        request_id=fields["request.id"].string_value,
+    )
+
+
+def _headers(message: pb.HttpHeaders) -> dict[str, str]:
+    """Names in lower case; of a name that comes twice the values are joined, as HTTP allows."""
+    headers: dict[str, str] = {}
+    for header in message.headers.headers:
+        value = header.raw_value.decode("utf-8", "replace") if header.raw_value else header.value
+        headers[header.key] = f"{headers[header.key]}, {value}" if header.key in headers else value
+    return headers

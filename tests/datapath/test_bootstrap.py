@@ -1,0 +1,115 @@
+"""The bootstrap: valid for the real Envoy in every form, with the cures of the crash that belong in it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from trimtab.envoy_binary import find_envoy
+from trimtab.policy.model import Policy
+from xds_server.bootstrap import bundled_bootstrap, render_bootstrap
+
+
+def policy(**changes: Any) -> Policy:
+    return Policy.model_validate(
+        {"version": 1, "pools": [{"name": "p", "endpoints": [{"address": "127.0.0.1:8000"}]}], **changes}
+    )
+
+
+def parsed(text: str) -> Any:
+    return YAML(typ="safe").load(text)
+
+
+def clusters(text: str) -> dict[str, Any]:
+    return {cluster["name"]: cluster for cluster in parsed(text)["static_resources"]["clusters"]}
+
+
+def endpoints(cluster: dict[str, Any]) -> list[Any]:
+    return [
+        entry["endpoint"]["address"]
+        for locality in cluster["load_assignment"]["endpoints"]
+        for entry in locality["lb_endpoints"]
+    ]
+
+
+UNIX = {"xds": "unix:/run/xds.sock", "ext_proc": "unix:/run/ext.sock", "envoy_admin": "unix:/run/admin.sock"}
+VARIANTS = {
+    "bundled": bundled_bootstrap,
+    "default": lambda: render_bootstrap(policy()),
+    "unix sockets": lambda: render_bootstrap(policy(services=UNIX)),
+    "state of the world": lambda: render_bootstrap(policy(), delta=False),
+    "workers": lambda: render_bootstrap(policy(ext_proc={"workers": 3})),
+    "names": lambda: render_bootstrap(policy(services={"xds": "xds.internal:18000"})),
+    "IPv6": lambda: render_bootstrap(policy(services={"xds": "[::1]:18000", "ext_proc": "[::1]:18001"})),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_first_cure_is_in_a_layer_that_nothing_overrides(variant: str) -> None:
+    layers = parsed(VARIANTS[variant]())["layered_runtime"]["layers"]
+    static = next(layer["static_layer"] for layer in layers if layer["name"] == "static")
+    assert static["envoy.reloadable_features.grpc_side_stream_flow_control"] is False
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_second_cure_is_on_the_cluster_of_ext_proc(variant: str) -> None:
+    cluster = clusters(VARIANTS[variant]())["trimtab_ext_proc"]
+    assert cluster["per_connection_buffer_limit_bytes"] >= 64 << 20
+    assert cluster["circuit_breakers"]["thresholds"][0]["max_requests"] >= 100_000
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("variant", VARIANTS)
+async def test_envoy_takes_it(variant: str, tmp_path: Path) -> None:
+    file = tmp_path / "bootstrap.yaml"
+    file.write_text(VARIANTS[variant]())
+    process = await asyncio.create_subprocess_exec(
+        find_envoy(),
+        "--mode",
+        "validate",
+        "-c",
+        file,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == 0, output
+    assert "OK" in output
+    assert "warning" not in output
+
+
+def test_the_bundled_file_has_the_default_addresses() -> None:
+    assert parsed(bundled_bootstrap()) == parsed(render_bootstrap(policy()))
+
+
+def test_addresses_node_and_protocol_are_the_callers() -> None:
+    text = render_bootstrap(
+        policy(services={"xds": "10.0.0.1:1", "ext_proc": "unix:/e.sock", "envoy_admin": "unix:/a.sock"}),
+        node_id="edge-7",
+        delta=False,
+    )
+    config = parsed(text)
+    assert config["node"]["id"] == "edge-7"
+    assert config["dynamic_resources"]["ads_config"]["api_type"] == "GRPC"
+    assert config["admin"]["address"] == {"pipe": {"path": "/a.sock", "mode": 0o600}}
+    assert endpoints(clusters(text)["trimtab_xds"]) == [
+        {"socket_address": {"address": "10.0.0.1", "port_value": 1}}
+    ]
+    assert endpoints(clusters(text)["trimtab_ext_proc"]) == [{"pipe": {"path": "/e.sock"}}]
+    assert "# " in text
+
+
+def test_a_host_name_is_resolved() -> None:
+    found = clusters(render_bootstrap(policy(services={"xds": "trimtab:18000"})))
+    assert found["trimtab_xds"]["type"] == "STRICT_DNS"
+    assert found["trimtab_ext_proc"]["type"] == "STATIC"
+
+
+def test_workers_get_connections_of_their_own() -> None:
+    one = endpoints(clusters(render_bootstrap(policy()))["trimtab_ext_proc"])
+    four = endpoints(clusters(render_bootstrap(policy(ext_proc={"workers": 4})))["trimtab_ext_proc"])
+    assert len(one) == 1
+    assert len(four) >= 4 * 4
+    assert set(map(str, four)) == set(map(str, one))

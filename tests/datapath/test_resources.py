@@ -1,0 +1,205 @@
+"""What is pushed, read back with another protobuf library."""
+
+from typing import Any
+
+import pytest
+from envoy.config.cluster.v3.cluster_pb2 import Cluster
+from envoy.config.listener.v3.listener_pb2 import Listener
+from envoy.config.route.v3.route_pb2 import RouteConfiguration
+from envoy.extensions.common.matching.v3.extension_matcher_pb2 import ExtensionWithMatcher
+from envoy.extensions.filters.http.ext_proc.v3.ext_proc_pb2 import ExternalProcessor
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
+from envoy.extensions.filters.network.http_connection_manager.v3.http_connection_manager_pb2 import (
+    HttpConnectionManager,
+)
+from envoy.extensions.upstreams.http.v3.http_protocol_options_pb2 import HttpProtocolOptions
+from envoy.service.runtime.v3.rtds_pb2 import Runtime
+from google.protobuf.json_format import MessageToDict
+
+from trimtab.policy.model import Policy
+from xds_server.resources import (
+    CLUSTER_URL,
+    LISTENER_URL,
+    ROUTES_URL,
+    RUNTIME_URL,
+    runtime_resource,
+    static_resources,
+)
+
+
+def policy(**changes: Any) -> Policy:
+    pool = {"name": "p", "endpoints": [{"address": "127.0.0.1:8000"}], **changes.pop("pool", {})}
+    return Policy.model_validate({"version": 1, "pools": [pool], **changes})
+
+
+def cluster_of(made: Policy) -> Cluster:
+    return Cluster.FromString(static_resources(made)[CLUSTER_URL]["p"])
+
+
+def routes_of(made: Policy) -> RouteConfiguration:
+    return RouteConfiguration.FromString(static_resources(made)[ROUTES_URL]["trimtab"])
+
+
+def connection_manager_of(made: Policy) -> HttpConnectionManager:
+    listener = Listener.FromString(static_resources(made)[LISTENER_URL]["trimtab"])
+    manager = HttpConnectionManager()
+    assert listener.filter_chains[0].filters[0].typed_config.Unpack(manager)
+    return manager
+
+
+def observers_of(made: Policy) -> dict[str, tuple[ExternalProcessor, str]]:
+    """Role -> the filter, and its matcher as text."""
+    options = HttpProtocolOptions()
+    (packed,) = cluster_of(made).typed_extension_protocol_options.values()
+    assert packed.Unpack(options)
+    *observers, codec = options.http_filters
+    assert codec.name == "envoy.filters.http.upstream_codec"
+    found = {}
+    for observer in observers:
+        matched, processor = ExtensionWithMatcher(), ExternalProcessor()
+        assert observer.typed_config.Unpack(matched)
+        assert matched.extension_config.typed_config.Unpack(processor)
+        found[processor.grpc_service.initial_metadata[0].value] = (processor, str(matched.xds_matcher))
+    return found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pool": {"models": ["llama*", "qwen"]}},
+        {"pool": {"endpoints": [{"address": "127.0.0.1:9000"}, {"address": "127.0.0.1:9001"}]}},
+        {"pool": {"retries": {"attempts": 0}}},
+        {"pool": {"retries": {"status_codes": [500]}}},
+        {"pool": {"balancing": {"policy": "round_robin"}}},
+        {"pool": {"shaping": {"floor_share": 0.1}}},
+        {"ext_proc": {"sample_percent": 3, "reject_timeout_ms": 50}},
+        {
+            "pools": [
+                {"name": "q", "models": ["x"], "endpoints": [{"address": "127.0.0.1:1"}]},
+                {"name": "p", "endpoints": [{"address": "127.0.0.1:8000"}]},
+            ]
+        },
+        {"listen": {"max_body_mib": 64}},
+        {"listen": {"stream_idle_timeout_s": 20, "max_stream_s": 40}},
+        {"listen": {"cors_allow_origins": []}},
+    ],
+    ids=str,
+)
+def test_a_policy_change_leaves_the_listener_alone_so_streams_go_on(changes: dict[str, Any]) -> None:
+    assert static_resources(policy(**changes))[LISTENER_URL] == static_resources(policy())[LISTENER_URL]
+
+
+def test_equal_policies_give_equal_bytes() -> None:
+    assert static_resources(policy()) == static_resources(policy())
+
+
+def test_only_the_listeners_address_changes_it() -> None:
+    assert static_resources(policy(listen={"port": 1}))[LISTENER_URL] != static_resources(policy())[LISTENER_URL]
+
+
+def test_long_bodies_are_kept_from_the_service_by_their_length() -> None:
+    """The third cure of the crash; `test_bootstrap` has the other two."""
+    observers = observers_of(policy())
+    processor, matcher = observers["reject"]
+    assert "content-length" in matcher
+    assert "[0-9]{6,}" in matcher
+    assert processor.processing_mode.response_body_mode == ProcessingMode.STREAMED
+    headers_only, matcher = observers["reject-headers"]
+    assert "[0-9]{6,}" in matcher
+    assert headers_only.processing_mode.response_body_mode == ProcessingMode.NONE
+
+
+def test_no_observer_can_harm_an_answer() -> None:
+    observers = observers_of(policy(ext_proc={"reject_timeout_ms": 70}))
+    assert list(observers) == ["watch", "reject", "reject-headers"]
+    for processor, _ in observers.values():
+        assert processor.failure_mode_allow
+        assert processor.processing_mode.request_header_mode == ProcessingMode.SKIP
+        assert processor.processing_mode.request_body_mode == ProcessingMode.NONE
+    assert observers["watch"][0].observability_mode
+    for role in ("reject", "reject-headers"):
+        assert not observers[role][0].observability_mode
+        assert observers[role][0].message_timeout.ToMilliseconds() == 70
+
+
+def test_the_share_of_watched_streams_is_in_the_cluster_and_moved_by_the_runtime() -> None:
+    _, matcher = observers_of(policy(ext_proc={"sample_percent": 12.34}))["watch"]
+    assert "text/event-stream" in matcher
+    for percent, numerator in ((0, 0), (0.5, 50), (12.34, 1234), (100, 10_000)):
+        layer = MessageToDict(Runtime.FromString(runtime_resource(percent)).layer)
+        assert layer == {"trimtab.watch": {"numerator": numerator, "denominator": "TEN_THOUSAND"}}
+    made = policy(ext_proc={"sample_percent": 12.34})
+    assert static_resources(made)[RUNTIME_URL]["trimtab"] == runtime_resource(12.34)
+
+
+def test_nothing_cuts_a_long_stream_but_the_policys_limits() -> None:
+    made = policy(listen={"stream_idle_timeout_s": 600, "max_stream_s": 7200})
+    for route in routes_of(made).virtual_hosts[0].routes:
+        assert route.route.HasField("timeout")
+        assert route.route.timeout.ToSeconds() == 0
+        assert route.route.idle_timeout.ToSeconds() == 600
+        assert route.route.max_stream_duration.max_stream_duration.ToSeconds() == 7200
+        assert not route.route.retry_policy.HasField("per_try_timeout")
+        assert not route.route.retry_policy.HasField("per_try_idle_timeout")
+
+
+def test_retries_follow_the_policy_and_look_for_another_endpoint() -> None:
+    retries = {"attempts": 3, "status_codes": [429, 529], "back_off_base_ms": 5, "back_off_max_ms": 9}
+    retry = routes_of(policy(pool={"retries": retries})).virtual_hosts[0].routes[0].route.retry_policy
+    assert retry.num_retries.value == 3
+    assert list(retry.retriable_status_codes) == [429, 529]
+    assert set(retry.retry_on.split(",")) == {
+        "connect-failure",
+        "refused-stream",
+        "reset-before-request",
+        "reset",
+        "retriable-status-codes",
+    }
+    assert retry.retry_host_predicate[0].name == "envoy.retry_host_predicates.previous_hosts"
+    assert retry.retry_back_off.base_interval.ToMilliseconds() == 5
+    assert retry.retry_back_off.max_interval.ToMilliseconds() == 9
+    none = routes_of(policy(pool={"retries": {"attempts": 0}})).virtual_hosts[0].routes[0].route
+    assert not none.HasField("retry_policy")
+
+
+def test_envoy_refuses_nothing_by_itself() -> None:
+    cluster = cluster_of(policy())
+    (limits,) = cluster.circuit_breakers.thresholds
+    assert min(
+        limits.max_connections.value,
+        limits.max_pending_requests.value,
+        limits.max_requests.value,
+        limits.max_retries.value,
+    ) >= 100_000
+    assert cluster.common_lb_config.HasField("healthy_panic_threshold")
+    assert cluster.common_lb_config.healthy_panic_threshold.value == 0
+
+
+def test_the_weights_are_applied_as_the_policy_says() -> None:
+    assert cluster_of(policy()).lb_policy == Cluster.LEAST_REQUEST
+    biased = cluster_of(policy(pool={"balancing": {"active_request_bias": 0}}))
+    assert biased.least_request_lb_config.HasField("active_request_bias")
+    assert biased.least_request_lb_config.active_request_bias.default_value == 0
+    plain = cluster_of(policy(pool={"balancing": {"policy": "round_robin"}}))
+    assert plain.lb_policy == Cluster.ROUND_ROBIN
+    assert not plain.HasField("least_request_lb_config")
+
+
+def test_no_address_of_a_client_is_trusted() -> None:
+    manager = connection_manager_of(policy())
+    assert manager.use_remote_address.value
+    assert len(manager.internal_address_config.cidr_ranges) == 1  # none would mean Envoy's own list
+    assert not manager.preserve_external_request_id
+
+
+def test_all_parts_of_a_resource_come_over_ads() -> None:
+    assert connection_manager_of(policy()).rds.config_source.HasField("ads")
+    cluster = cluster_of(policy())
+    assert cluster.type == Cluster.EDS
+    assert cluster.eds_cluster_config.eds_config.HasField("ads")
+    assert not cluster.eds_cluster_config.service_name
+
+
+def test_a_model_that_a_single_catch_all_pool_serves_needs_no_reading() -> None:
+    names = [route.name for route in routes_of(policy()).virtual_hosts[0].routes]
+    assert names == ["p/stream", "p/unary", "p/unknown"]

@@ -1,0 +1,222 @@
+"""Discovery with a resolver that says what the test tells it to."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from tests.services.conftest import until
+from trimtab.policy.model import Policy
+from trimtab.pool import EndpointSpec
+from xds_server.discovery import Discovery, resolve
+
+
+class Hurried(random.Random):
+    """Pauses are a hundredth of what they are meant to be."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a / 100
+
+
+class Names:
+    """A resolver: name -> addresses, or an error to raise. A name that is not there is never answered."""
+
+    def __init__(self, **answers: Sequence[str] | Exception) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    async def __call__(self, host: str) -> Sequence[str]:
+        self.asked.append(host)
+        if host not in self.answers:
+            await asyncio.Event().wait()
+        answer = self.answers[host]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Told(list[tuple[str, tuple[EndpointSpec, ...]]]):
+    def change(self, pool: str, endpoints: Sequence[EndpointSpec]) -> None:
+        self.append((pool, tuple(endpoints)))
+
+    def addresses(self, pool: str = "p") -> list[str] | None:
+        """What the pool was last told."""
+        last = [endpoints for name, endpoints in self if name == pool]
+        return [endpoint.address for endpoint in last[-1]] if last else None
+
+
+def policy(*addresses: str, **pools: Sequence[str]) -> Policy:
+    named = pools or {"p": addresses}
+    return Policy.model_validate(
+        {
+            "version": 1,
+            "pools": [
+                {"name": n, "models": [n], "endpoints": [{"address": a} for a in given]}
+                for n, given in named.items()
+            ],
+        }
+    )
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def names() -> Names:
+    return Names()
+
+
+@pytest.fixture
+async def discovery(told: Told, names: Names) -> AsyncIterator[Discovery]:
+    discovery = Discovery(told.change, resolve=names, rng=Hurried())
+    yield discovery
+    await discovery.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_ip_literals_are_told_at_once(discovery: Discovery, told: Told, names: Names) -> None:
+    spelled = ["10.0.0.1:80", "[::1]:8000", "[2001:DB8:0:0:0:0:0:1]:8000", "[::ffff:10.0.0.1]:80"]
+    discovery.update(policy(*spelled))
+    assert told.addresses() == ["10.0.0.1:80", "[::1]:8000", "[2001:db8::1]:8000", "[::ffff:10.0.0.1]:80"]
+    assert [endpoint.name for endpoint in told[-1][1]] == spelled
+    assert not names.asked
+
+
+async def test_capacity_and_labels_come_along(discovery: Discovery, told: Told) -> None:
+    text = {"version": 1, "pools": [{"name": "p", "endpoints": [{"address": "10.0.0.1:80", "capacity": 4}]}]}
+    discovery.update(Policy.model_validate(text))
+    assert told == [("p", (EndpointSpec("10.0.0.1:80", "10.0.0.1:80", 4, {}),))]
+    text["pools"][0]["endpoints"][0] |= {"capacity": 5, "labels": {"gpu": "a100"}}
+    discovery.update(Policy.model_validate(text))
+    assert told[1:] == [("p", (EndpointSpec("10.0.0.1:80", "10.0.0.1:80", 5, {"gpu": "a100"}),))]
+
+
+async def test_the_same_policy_again_tells_nothing(discovery: Discovery, told: Told) -> None:
+    discovery.update(policy("10.0.0.1:80"))
+    discovery.update(policy("10.0.0.1:80"))
+    assert len(told) == 1
+
+
+async def test_a_pool_with_names_waits_until_each_was_tried(
+    discovery: Discovery, told: Told, names: Names, caplog: pytest.LogCaptureFixture
+) -> None:
+    names.answers = {"good": ["10.0.0.2"], "bad": OSError("Name or service not known")}
+    discovery.update(policy("10.0.0.1:80", "good:80", "bad:80"))
+    assert told == []
+    await until(lambda: told)
+    assert told.addresses() == ["10.0.0.1:80", "10.0.0.2:80"]
+    await until(lambda: names.asked.count("bad") > 3)
+    assert [r.getMessage() for r in caplog.records] == [
+        "bad does not resolve (Name or service not known): it is left out until it resolves"
+    ]
+    names.answers["bad"] = ["10.0.0.3"]
+    await until(lambda: told.addresses() == ["10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"])
+    assert len(told) == 2
+
+
+async def test_an_unanswered_name_does_not_hold_the_pool_for_ever(
+    discovery: Discovery, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xds_server.discovery._DEADLINE_S", 0.05)
+    discovery.update(policy("10.0.0.1:80", "silent:80"))
+    await until(lambda: told.addresses() == ["10.0.0.1:80"])
+
+
+async def test_a_moved_name_moves_the_endpoint(discovery: Discovery, told: Told, names: Names) -> None:
+    names.answers = {"gpu": ["10.0.0.1"]}
+    discovery.update(policy("gpu:80"))
+    await until(lambda: told.addresses() == ["10.0.0.1:80"])
+    names.answers["gpu"] = ["10.0.0.9"]
+    await until(lambda: told.addresses() == ["10.0.0.9:80"])
+    assert told[-1][1][0].name == "gpu:80"
+
+
+async def test_round_robin_dns_makes_no_new_endpoints(discovery: Discovery, told: Told, names: Names) -> None:
+    names.answers = {"gpu": ["10.0.0.1", "10.0.0.2"]}
+    discovery.update(policy("gpu:80"))
+    await until(lambda: told)
+    names.answers["gpu"] = ["10.0.0.2", "10.0.0.1"]
+    await until(lambda: len(names.asked) >= 4)
+    assert told.addresses() == ["10.0.0.1:80"] and len(told) == 1
+
+
+@pytest.mark.parametrize("failure", [OSError("Temporary failure"), UnicodeError("label too long"), []])
+async def test_the_last_good_address_is_kept(
+    discovery: Discovery,
+    told: Told,
+    names: Names,
+    failure: Sequence[str] | Exception,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "xds_server")
+    names.answers = {"gpu": ["10.0.0.1"]}
+    discovery.update(policy("gpu:80"))
+    await until(lambda: told)
+    names.answers["gpu"] = failure
+    asked = len(names.asked)
+    await until(lambda: len(names.asked) >= asked + 4)
+    names.answers["gpu"] = ["10.0.0.1"]
+    await until(lambda: "gpu resolves again" in caplog.text)
+    assert told.addresses() == ["10.0.0.1:80"] and len(told) == 1
+    assert caplog.text.count("10.0.0.1 is kept") == 1
+
+
+async def test_two_names_of_one_address(
+    discovery: Discovery, told: Told, names: Names, caplog: pytest.LogCaptureFixture
+) -> None:
+    names.answers = {"a": ["10.0.0.1"], "b": ["10.0.0.1"]}
+    discovery.update(policy("a:80", "b:80", "b:81", "10.0.0.1:81"))
+    await until(lambda: told)
+    await until(lambda: len(names.asked) >= 6)
+    assert [(e.address, e.name) for e in told[-1][1]] == [("10.0.0.1:80", "a:80"), ("10.0.0.1:81", "b:81")]
+    assert [r.getMessage() for r in caplog.records] == [
+        "pool p: a:80 and b:80 are both 10.0.0.1:80: the first is used",
+        "pool p: b:81 and 10.0.0.1:81 are both 10.0.0.1:81: the first is used",
+    ]
+
+
+async def test_one_name_in_two_pools_is_looked_up_once(
+    discovery: Discovery, told: Told, names: Names
+) -> None:
+    names.answers = {"gpu": ["10.0.0.1"]}
+    discovery.update(policy(p=["gpu:80"], q=["gpu:80"]))
+    await until(lambda: told.addresses("p") and told.addresses("q"))
+    assert len(names.asked) == 1
+
+
+async def test_gone_pools_and_names(discovery: Discovery, told: Told, names: Names) -> None:
+    names.answers = {"gpu": ["10.0.0.1"]}
+    discovery.update(policy(p=["gpu:80"], q=["10.0.0.2:80"]))
+    await until(lambda: told.addresses("p"))
+    discovery.update(policy(q=["10.0.0.2:80"]))
+    assert told[-1] == ("p", ())
+    asked = len(names.asked)
+    await asyncio.sleep(0.2)
+    assert len(names.asked) == asked
+
+
+async def test_a_listener_that_fails_stops_nothing(names: Names, caplog: pytest.LogCaptureFixture) -> None:
+    calls = []
+
+    def fail(pool: str, endpoints: Sequence[EndpointSpec]) -> None:
+        calls.append(pool)
+        raise ZeroDivisionError
+
+    names.answers = {"gpu": ["10.0.0.1"]}
+    discovery = Discovery(fail, resolve=names, rng=Hurried())
+    discovery.update(policy("gpu:80"))
+    await until(lambda: calls)
+    names.answers["gpu"] = ["10.0.0.2"]
+    await until(lambda: len(calls) == 2)
+    await discovery.close()
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_the_system_resolver() -> None:
+    assert (await resolve("localhost"))[0] in {"127.0.0.1", "::1"}
+    with pytest.raises(OSError):
+        await resolve("no-such-host.invalid")

@@ -1,0 +1,355 @@
+"""The metrics page, as Prometheus and people read it."""
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.services.made import decision, endpoint
+from trimtab.fleet.observation import (
+    AttemptEnded,
+    AttemptStarted,
+    FirstToken,
+    LoadReported,
+    Observation,
+    Outcome,
+    Rejected,
+    Signals,
+    SignalsRead,
+    Verdict,
+)
+from trimtab.policy.model import Policy
+from trimtab.pool import PoolDecision, State
+from xds_server.metrics import Metrics
+from xds_server.snapshot import TypeUrl
+from xds_server.state import AdminState
+
+GOLDEN = Path(__file__).parent / "data" / "metrics.golden"
+
+
+class Clock:
+    at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state() -> AdminState:
+    policy = {"version": 1, "pools": [{"name": "chat", "endpoints": [{"address": "gpu-1:8000"}]}]}
+    return AdminState(policy=Policy.model_validate(policy))
+
+
+@pytest.fixture
+def metrics(state: AdminState, clock: Clock) -> Metrics:
+    return Metrics(state, now=clock)
+
+
+async def page(metrics: Metrics) -> str:
+    body, content_type = await metrics.render("")
+    assert content_type.startswith("text/plain; version=")
+    return body.decode()
+
+
+async def values(metrics: Metrics) -> dict[str, float]:
+    """Sample -> value, each spelled `name{label="value"}` with the labels in order."""
+    samples = {}
+    for family in text_string_to_metric_families(await page(metrics)):
+        for sample in family.samples:
+            labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
+            key = sample.name + (f"{{{labels}}}" if labels else "")
+            assert key not in samples, f"{key} is there twice"
+            samples[key] = sample.value
+    return samples
+
+
+def attempt(
+    address: str = "10.0.0.1:80", at: float = 999.0, request_id: str = "r", *, pool: str = "chat"
+) -> Iterable[Observation]:
+    where = (pool, address, request_id)
+    yield AttemptStarted(at, *where, prompt_bytes=100, streamed=True)
+    yield FirstToken(at + 0.3, *where)
+    yield AttemptEnded(at + 2, *where, at, 200, Outcome.COMPLETE, True, 0.2, 100, 1000)
+
+
+def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
+    """One of everything."""
+    full = Signals(waiting=7, running=16, kv_usage=0.91, generated_tokens=1e6, preemptions=2, process_start=5)
+    state.decisions["chat"] = PoolDecision(
+        "chat",
+        999.9,
+        (
+            endpoint(
+                "10.0.0.1:8000",
+                "gpu-1:8000",
+                weight=930,
+                share=0.75,
+                score=93.0,
+                shaped_score=93.0,
+                breakdown={"ttft": 5.0, "errors": 2.0, "load": 0.0},
+                in_flight=12,
+                in_flight_reported=11,
+                lease_difference=1,
+                awaiting_token=3,
+                outstanding_prompt_bytes=40_960,
+                oldest_wait_s=0.8,
+                ttft_s=0.41,
+                ttft_samples=500,
+                error_share=0.02,
+                signals=full,
+                signals_age_s=0.3,
+            ),
+            endpoint(
+                "[2001:db8::1]:8000",
+                'gpu-2 "spare"\\:8000',
+                weight=1,
+                share=0.0,
+                score=10.0,
+                takes_work=False,
+                state=State.COOLING,
+                until=1003.5,
+                reason="saturated",
+            ),
+        ),
+        changed=True,
+    )
+    metrics.observe([*attempt("10.0.0.1:8000")])
+    elsewhere = ("chat", "[2001:db8::1]:8000", "r2")
+    metrics.observe(
+        [
+            AttemptStarted(999.5, *elsewhere, prompt_bytes=None, streamed=None),
+            Rejected(999.6, *elsewhere, 429, Verdict.SATURATED, 3.0, reason="kv"),
+            AttemptEnded(999.6, *elsewhere, 999.5, 429, Outcome.COMPLETE, False, 0.1),
+            AttemptEnded(999.7, *elsewhere, 999.7, 0, Outcome.UNREACHABLE, False, None),
+            SignalsRead(999.8, *elsewhere[:2], Signals(), error="refused"),
+            SignalsRead(999.8, "chat", "10.0.0.1:8000", full),
+            LoadReported(999.9, "chat", "10.0.0.1:8000", "envoy-1", 11, 1, 1, 0),
+        ]
+    )
+    metrics.policy_accepted()
+    metrics.connected("envoy-1", "delta")
+    metrics.decided(state.decisions["chat"], 0.0004)
+    metrics.pushed("envoy-1", TypeUrl.CDS, 2, 4096)
+    metrics.pushed("envoy-1", TypeUrl.EDS, 1, 120)
+    clock.at += 0.02
+    metrics.acked("envoy-1", TypeUrl.EDS, "v1", 0.02)
+    metrics.nacked("envoy-1", TypeUrl.CDS, "v1", "no such filter")
+    metrics.pushed("envoy-1", "type.googleapis.com/somewhere.Else", 1, 1)
+    metrics.observer("ext-proc-1", 1.5, 40, 3)
+    metrics.watch_share(25)
+    metrics.fault("step")
+
+
+async def test_golden_page(state: AdminState, metrics: Metrics, clock: Clock) -> None:
+    """To renew the file, delete it and run this test twice."""
+    busy(state, metrics, clock)
+    text = await page(metrics)
+    if not GOLDEN.exists():
+        GOLDEN.write_text(text)
+        pytest.fail(f"{GOLDEN} was written: look at it")
+    assert text == GOLDEN.read_text()
+
+
+async def test_the_page_is_well_formed(state: AdminState, metrics: Metrics, clock: Clock) -> None:
+    busy(state, metrics, clock)
+    await values(metrics)
+    for family in text_string_to_metric_families(await page(metrics)):
+        assert family.documentation.endswith("."), family.name
+        assert re.fullmatch(r"(trimtab|lb)_[a-z_]+", family.name)
+        assert not re.search(r"_(ms|milliseconds|percent|kb|mb)$", family.name), "base units only"
+        assert not any(sample.name.endswith("_created") for sample in family.samples)
+    body, content_type = await metrics.render("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert {family.name for family in parse_openmetrics(body.decode())} >= {"trimtab_ttft_seconds"}
+
+
+async def test_unknown_has_no_sample(state: AdminState, metrics: Metrics) -> None:
+    state.decisions["chat"] = decision("chat", 1.0, "a:80")
+    seen = await values(metrics)
+    where = '{endpoint="a:80",pool="chat"}'
+    assert seen[f"trimtab_endpoint_in_flight{where}"] == 0
+    for unknown in (
+        "waiting",
+        "kv_usage_ratio",
+        "ttft_average_seconds",
+        "in_flight_reported",
+        "signals_age_seconds",
+    ):
+        assert f"trimtab_endpoint_{unknown}{where}" not in seen
+
+
+async def test_series_of_a_gone_endpoint_vanish_at_once(state: AdminState, metrics: Metrics) -> None:
+    both = decision("chat", 1.0, "a:80", "b:80")
+    state.decisions["chat"] = both
+    for address in ("10.0.0.1:80", "10.0.0.2:80"):
+        metrics.observe([*attempt(address), Rejected(1.0, "chat", address, "r", 503, Verdict.UNKNOWN, None)])
+        metrics.observe([SignalsRead(1.0, "chat", address, Signals(), error="refused")])
+    metrics.decided(both, 0.001)
+    assert 'trimtab_step_seconds_count{pool="chat"}' in await values(metrics)
+    assert any('"b:80"' in key for key in await values(metrics))
+
+    state.decisions["chat"] = replace(both, endpoints=both.endpoints[:1])
+    metrics.observe(attempt("10.0.0.2:80"))
+    seen = await values(metrics)
+    assert not any('"b:80"' in key for key in seen)
+    assert seen['trimtab_attempts_total{endpoint="a:80",outcome="complete",pool="chat"}'] == 1
+
+    state.decisions["chat"] = both
+    metrics.observe(attempt("10.0.0.2:80"))
+    assert (await values(metrics))[
+        'trimtab_attempts_total{endpoint="b:80",outcome="complete",pool="chat"}'
+    ] == 1
+
+    del state.decisions["chat"]
+    assert not any('pool="chat"' in key for key in await values(metrics))
+
+
+async def test_ttft_is_from_the_start_to_the_token(state: AdminState, metrics: Metrics) -> None:
+    state.decisions["chat"] = decision("chat", 1.0, "a:80")
+    metrics.observe([*attempt()])
+    seen = await values(metrics)
+    where = 'endpoint="a:80"'
+    assert seen[f'trimtab_ttft_seconds_count{{{where},pool="chat"}}'] == 1
+    assert seen[f'trimtab_ttft_seconds_sum{{{where},pool="chat"}}'] == pytest.approx(0.3)
+    assert seen[f'trimtab_ttft_seconds_bucket{{{where},le="0.2",pool="chat"}}'] == 0
+    assert seen[f'trimtab_ttft_seconds_bucket{{{where},le="0.35",pool="chat"}}'] == 1
+
+
+async def test_every_attempt_is_one_decision(state: AdminState, metrics: Metrics) -> None:
+    """A connection that failed has no start, but was decided on all the same."""
+    state.decisions["chat"] = PoolDecision(
+        "chat", 1.0, (endpoint("10.0.0.1:80", "a:80", state=State.RAMPING),), changed=True
+    )
+    refused = AttemptEnded(1.0, "chat", "10.0.0.1:80", "r", 1.0, 0, Outcome.UNREACHABLE, False, None)
+    metrics.observe([*attempt(), refused, refused])
+    seen = await values(metrics)
+    assert seen['lb_route_decision_total{backend="a:80",method="health",pool="chat",reason="ramping"}'] == 3
+    assert seen['lb_upstream_latency_seconds_count{backend="a:80",pool="chat"}'] == 1
+
+
+async def test_what_is_heard_of_unknown_pools_and_endpoints_is_not_counted(
+    state: AdminState, metrics: Metrics
+) -> None:
+    metrics.observe([*attempt(), *attempt(pool="other")])
+    assert not any("pool=" in key for key in await values(metrics))
+
+
+async def test_counters_of_observers_add_up_over_restarts(metrics: Metrics) -> None:
+    for counters in ((1.0, 10, 0), (2.5, 20, 1), (0.5, 2, 0), (1.0, 4, 0)):
+        metrics.observer("a", *counters)
+    metrics.observer("b", 10.0, 100, 5)
+    seen = await values(metrics)
+    assert seen["trimtab_observation_cpu_seconds_total"] == pytest.approx(2.5 + 1.0 + 10)
+    assert seen["trimtab_attempts_watched_total"] == 20 + 4 + 100
+    assert seen["trimtab_observations_dropped_total"] == 1 + 5
+
+
+async def test_policy_reloads(metrics: Metrics) -> None:
+    metrics.policy_accepted()
+    metrics.policy_refused()
+    seen = await values(metrics)
+    assert seen["trimtab_policy_valid"] == 0
+    metrics.policy_accepted()
+    seen = await values(metrics)
+    assert seen["trimtab_policy_valid"] == 1
+    assert seen['trimtab_policy_reloads_total{result="ok"}'] == 2
+    assert seen['trimtab_policy_reloads_total{result="failed"}'] == 1
+
+
+async def test_envoys_connected(metrics: Metrics) -> None:
+    metrics.connected("e1", "delta")
+    metrics.connected("e2", "delta")
+    metrics.connected("e3", "state-of-the-world")
+    metrics.disconnected("e1", "delta")
+    seen = await values(metrics)
+    assert seen['trimtab_envoys_connected{variant="delta"}'] == 1
+    assert seen['trimtab_envoys_connected{variant="state-of-the-world"}'] == 1
+
+
+class TestLoop:
+    """From the first observation of an interval, over the step, to each Envoy's ACK."""
+
+    @pytest.fixture(autouse=True)
+    def _prepare(self, state: AdminState, metrics: Metrics, clock: Clock) -> None:
+        self.state, self.metrics, self.clock = state, metrics, clock
+        state.decisions["chat"] = decision("chat", clock.at, "a:80")
+        metrics.connected("e1", "delta")
+        metrics.connected("e2", "delta")
+
+    def step(self, *, changed: bool = True) -> None:
+        self.state.decisions["chat"] = replace(decision("chat", self.clock.at, "a:80"), changed=changed)
+        self.metrics.decided(self.state.decisions["chat"], 0.001)
+
+    def push(self, node: str) -> None:
+        self.metrics.pushed(node, TypeUrl.EDS, 1, 100)
+
+    def ack(self, node: str, type_url: str = TypeUrl.EDS) -> None:
+        self.metrics.acked(node, type_url, "v", 0.01)
+
+    async def loops(self) -> tuple[float, float]:
+        seen = await values(self.metrics)
+        return seen["trimtab_loop_seconds_count"], round(seen["trimtab_loop_seconds_sum"], 6)
+
+    async def test_each_envoy_counts(self) -> None:
+        self.metrics.observe(attempt(at=1000.0))
+        self.clock.at = 1000.1
+        self.step()
+        self.push("e1")
+        self.push("e2")
+        self.clock.at = 1000.15
+        self.ack("e1", TypeUrl.CDS)
+        self.ack("e1")
+        self.clock.at = 1000.25
+        self.ack("e2")
+        assert await self.loops() == (2, 0.4)
+
+    async def test_an_interval_that_pushed_nothing_does_not_count(self) -> None:
+        self.metrics.observe(attempt(at=1000.0))
+        self.clock.at = 1000.1
+        self.step(changed=False)
+        self.metrics.observe(attempt(at=1010.0))
+        self.clock.at = 1010.1
+        self.step()
+        self.push("e1")
+        self.clock.at = 1010.2
+        self.ack("e1")
+        assert await self.loops() == (1, 0.2)
+
+    async def test_old_news_do_not_count(self) -> None:
+        self.metrics.observe(attempt(at=1000.0))
+        self.step()
+        self.push("e1")
+        self.ack("e1")
+        self.clock.at = 1060.0
+        self.push("e1")  # again, because its cluster was changed
+        self.ack("e1")
+        self.metrics.connected("e3", "delta")
+        self.push("e3")
+        self.ack("e3")
+        assert await self.loops() == (1, 0)
+
+    async def test_a_step_that_nothing_led_to_does_not_count(self) -> None:
+        self.step()
+        self.push("e1")
+        self.ack("e1")
+        assert await self.loops() == (0, 0)
+
+
+async def test_a_thousand_endpoints(state: AdminState, metrics: Metrics) -> None:
+    state.decisions["chat"] = decision("chat", 1.0, *(f"gpu-{i}:8000" for i in range(1000)))
+    for e in state.decisions["chat"].endpoints:
+        metrics.observe([*attempt(e.id.address)])
+    began = time.perf_counter()
+    text = await page(metrics)
+    assert text.count("\ntrimtab_endpoint_weight{") == 1000
+    assert time.perf_counter() - began < 5

@@ -1,0 +1,201 @@
+"""Reading an engine's metrics page: what is not known for certain is unknown, and never 0."""
+
+import gzip
+import time
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from trimtab.fleet.observation import Signals
+from trimtab.policy.model import Engine
+from xds_server.sources import MAX_PAGE_BYTES, engine_names, read_page
+
+DATA = Path(__file__).parent / "data"
+LOADED = (DATA / "vllm_metrics_loaded.txt").read_bytes()
+
+
+def page(**samples: str) -> str:
+    return "".join(f"vllm:{name.replace('__', '')} {value}\n" for name, value in samples.items())
+
+
+def test_recorded_page() -> None:
+    assert read_page("vllm", LOADED) == Signals(
+        waiting=4,
+        running=2,
+        kv_usage=0.00024415552707079957,
+        generated_tokens=432,
+        preemptions=0,
+        process_start=1795972281.17,
+    )
+
+
+def test_recorded_page_after_preemption() -> None:
+    signals = read_page("vllm", (DATA / "vllm_metrics_after_preempt.txt").read_bytes())
+    assert signals.preemptions is not None and signals.preemptions > 0
+
+
+@pytest.mark.parametrize("recorded", sorted(DATA.glob("vllm_metrics_*.txt")), ids=lambda path: path.stem)
+def test_the_cut_page_says_the_same_as_the_whole_page(recorded: Path) -> None:
+    """The library's parser over the whole page is the reference."""
+    text = recorded.read_text()
+    samples = {s.name: s.value for f in text_string_to_metric_families(text) for s in f.samples}
+    signals = read_page("vllm", text)
+    assert signals.waiting == samples["vllm:num_requests_waiting"]
+    assert signals.running == samples["vllm:num_requests_running"]
+    assert signals.kv_usage == samples["vllm:kv_cache_usage_perc"]
+    assert signals.generated_tokens == samples["vllm:generation_tokens_total"]
+    assert signals.preemptions == samples["vllm:num_preemptions_total"]
+    assert signals.process_start == samples["process_start_time_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kv_usage"),
+    [
+        ('vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n', 0.5),
+        ('vllm:kv_cache_usage_perc{model_name="m",engine="0"} 0.25\n', 0.25),
+        ("vllm:gpu_cache_usage_perc 0.5\nvllm:kv_cache_usage_perc 0.25\n", 0.25),
+        ("vllm:kv_cache_usage_perc 0.25\nvllm:gpu_cache_usage_perc 0.5\n", 0.25),
+        ("vllm:cpu_cache_usage_perc 0.5\n", None),
+        ("vllm:kv_cache_usage_perc NaN\nvllm:gpu_cache_usage_perc 0.5\n", None),
+    ],
+    ids=["0.6", "0.11", "both", "both, old first", "neither", "the new one is not a number"],
+)
+def test_names_of_all_versions(text: str, kv_usage: float | None) -> None:
+    assert read_page("vllm", text) == Signals(kv_usage=kv_usage)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["NaN", "+Inf", "-Inf", "-1", "1.0001", "55", "", "full", "0x1", "1_0", "9" * 400, "9" * 5000, "1 2 x"],
+)
+def test_a_value_that_cannot_be_is_unknown(value: str) -> None:
+    assert read_page("vllm", page(kv_cache_usage_perc=value, num_requests_waiting="3")) == Signals(waiting=3)
+
+
+def test_ranks_and_models_are_combined() -> None:
+    text = """
+process_start_time_seconds 100
+process_start_time_seconds{pid="7"} 200
+vllm:num_requests_waiting{engine="0",model_name="m"} 3
+vllm:num_requests_waiting{engine="1",model_name="m"} 4
+vllm:num_requests_running{engine="0",model_name="m"} 1
+vllm:num_requests_running{engine="1",model_name="lora, with {odd} name\\" \\\\"} 2
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:generation_tokens_total{engine="0",model_name="m"} 1e3
+vllm:generation_tokens_total{engine="1",model_name="m"} 24
+vllm:num_preemptions_total{engine="0",model_name="m"} 0
+vllm:num_preemptions_total{engine="1",model_name="m"} 2
+"""
+    assert read_page("vllm", text) == Signals(7, 3, 0.75, 1024, 2, 200)
+
+
+def test_one_unknown_rank_makes_the_sum_unknown() -> None:
+    text = 'vllm:num_requests_waiting{engine="0"} 3\nvllm:num_requests_waiting{engine="1"} NaN\n'
+    assert read_page("vllm", text).waiting is None
+
+
+def test_a_longer_name_is_another_metric() -> None:
+    text = """vllm:num_requests_waiting_by_reason{reason="capacity"} 4
+vllm:num_requests_waiting 4
+other_vllm:num_requests_waiting 100
+vllm:num_requests_waitin 100
+# vllm:num_requests_waiting 100
+"""
+    assert read_page("vllm", text) == Signals(waiting=4)
+
+
+@pytest.mark.parametrize(("again", "waiting"), [("4", 4), ("4.0", 4), ("5", None)])
+def test_a_series_that_is_there_twice(again: str, waiting: float | None) -> None:
+    text = f'vllm:num_requests_waiting{{a="1",b="2"}} 4\nvllm:num_requests_waiting{{b="2",a="1"}} {again}\n'
+    assert read_page("vllm", text).waiting == waiting
+
+
+def test_openmetrics() -> None:
+    text = """# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0"} 3.0 1700000000.123
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{engine="0"} 17.0 1700000000.1 # {trace_id="a b}c"} 1.0 1700000000.1
+vllm:generation_tokens_created{engine="0"} 1700000000.0
+# EOF
+"""
+    assert read_page("vllm", text) == Signals(waiting=3, generated_tokens=17)
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("indent", ["", " ", "\t"])
+@pytest.mark.parametrize("gap", [" ", "\t", "   "])
+def test_white_space(newline: str, indent: str, gap: str) -> None:
+    text = newline.join(
+        ["# HELP x y", f"{indent}vllm:num_requests_waiting{gap}3", f"{indent}vllm:num_requests_running 2", ""]
+    )
+    assert read_page("vllm", text) == Signals(waiting=3, running=2)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"<!doctype html><title>502 Bad Gateway</title>",
+        b'{"error": "not found"}',
+        b"\x00\xff" * 1000,
+        gzip.compress(LOADED),
+        LOADED[:3000],
+        b"vllm:num_requests_waiting{" * 1000,
+    ],
+    ids=["empty", "html", "json", "binary", "gzip", "cut", "open braces"],
+)
+def test_no_metrics_page(raw: bytes) -> None:
+    assert read_page("vllm", raw).waiting is None
+
+
+def test_a_page_cut_inside_a_value_never_invents_one() -> None:
+    line = 'vllm:generation_tokens_total{engine="0"} 12345\n'
+    for length in range(len(line)):
+        assert read_page("vllm", line[:length]) == Signals()
+
+
+def test_limits_hold_in_time_and_size() -> None:
+    huge = b"x 1\n" * (MAX_PAGE_BYTES // 4 + 1)
+    label = b'vllm:num_requests_waiting{a="' + b'\\"' * 4_000_000 + b'"} 1\n'
+    series = b"".join(b'vllm:num_requests_waiting{a="%d"} 1\n' % i for i in range(200_000))
+    began = time.perf_counter()
+    assert read_page("vllm", huge + page(num_requests_running="1").encode()) == Signals()
+    assert read_page("vllm", label + b"vllm:num_requests_running 1\n") == Signals(running=1)
+    assert read_page("vllm", series + b"vllm:num_requests_running 1\n") == Signals(running=1)
+    assert time.perf_counter() - began < 5
+
+
+def test_every_engine_of_the_policy_has_names() -> None:
+    assert set(engine_names()) == set(get_args(Engine))
+
+
+def test_an_engine_without_names_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        read_page("abacus", "")
+
+
+SAMPLE = st.builds(
+    "{}{} {}".format,
+    st.sampled_from(
+        ["vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "process_start_time_seconds", "x"]
+    ),
+    st.text(alphabet='{}",=\\ab \t', max_size=12),
+    st.text(alphabet="0123456789.eE+-_# NaInf{}\"'", max_size=12),
+)
+
+
+@given(st.one_of(st.text(), st.lists(st.one_of(SAMPLE, st.text())).map("\n".join)))
+@example('vllm:num_requests_waiting{"} 1')
+@example("vllm:num_requests_waiting{,} 1")
+@example('vllm:num_requests_waiting{=""} 1')
+def test_no_page_is_fatal_and_every_reading_is_in_range(text: str) -> None:
+    signals = read_page("vllm", text)
+    for field in Signals.__dataclass_fields__:
+        value = getattr(signals, field)
+        assert value is None or 0 <= value < float("inf")
+    assert signals.kv_usage is None or signals.kv_usage <= 1

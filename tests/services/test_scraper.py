@@ -1,0 +1,307 @@
+"""Scraping over real sockets: each endpoint at its own pace, whatever the others do."""
+
+import asyncio
+import gzip
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.services.conftest import until
+from trimtab.fleet.observation import Signals, SignalsRead
+from trimtab.policy.model import Pool
+from trimtab.pool import EndpointSpec
+from xds_server.sources import MAX_PAGE_BYTES, Scraper, new_session
+
+PAGE = b"vllm:num_requests_waiting 3\n"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def good(request: web.Request) -> web.Response:
+    return web.Response(body=PAGE)
+
+
+def pool(**signals: object) -> Pool:
+    numbers = {"scrape_interval_ms": 100, "scrape_timeout_ms": 100} | signals
+    return Pool.model_validate({"name": "p", "endpoints": [{"address": "unused:1"}], "signals": numbers})
+
+
+@asynccontextmanager
+async def engine(handler: Handler = good) -> AsyncIterator[EndpointSpec]:
+    app = web.Application()
+    app.router.add_get("/{path:.*}", handler)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    address = f"127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield EndpointSpec(address, address)
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def black_hole() -> AsyncIterator[EndpointSpec]:
+    """Takes connections and never answers."""
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield EndpointSpec(address, address)
+    server.close()
+
+
+class AtOnce(random.Random):
+    """No jitter: the first scrape starts at once."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+
+class Readings(list[SignalsRead]):
+    def take(self, readings: Sequence[SignalsRead]) -> None:
+        self.extend(readings)
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with new_session() as session:
+        yield session
+
+
+async def first_reading(
+    session: aiohttp.ClientSession, endpoint: EndpointSpec, **signals: object
+) -> SignalsRead:
+    readings = Readings()
+    scraper = Scraper(readings.take, session, rng=AtOnce())
+    scraper.update(pool(**signals), [endpoint])
+    await until(lambda: readings)
+    await scraper.close()
+    return readings[0]
+
+
+async def test_reads_signals(session: aiohttp.ClientSession) -> None:
+    paths = []
+
+    async def handler(request: web.Request) -> web.Response:
+        paths.append(request.path)
+        return web.Response(body=PAGE)
+
+    async with engine(handler) as endpoint:
+        readings = Readings()
+        scraper = Scraper(readings.take, session, now=lambda: 42.0, rng=AtOnce())
+        scraper.update(pool(scrape_path="/m/etrics"), [endpoint])
+        await until(lambda: len(readings) > 2)
+        await scraper.close()
+    assert set(paths) == {"/m/etrics"}
+    assert set(readings) == {
+        SignalsRead(at=42.0, pool="p", address=endpoint.address, signals=Signals(waiting=3))
+    }
+
+
+async def test_black_holes_delay_nobody(session: aiohttp.ClientSession) -> None:
+    """More of them than a client's usual pool has connections (100)."""
+    patient = {"scrape_interval_ms": 1000, "scrape_timeout_ms": 1000}
+    readings = Readings()
+    scraper = Scraper(readings.take, session)
+    async with engine() as endpoint, black_hole() as hole:
+        for i in range(150):
+            scraper.update(pool(**patient).model_copy(update={"name": f"hole-{i}"}), [hole])
+        scraper.update(pool(**patient), [endpoint])
+        await until(lambda: len(readings) >= 200)
+        await scraper.close()
+    assert len([r for r in readings if r.pool == "p"]) >= 2
+    assert {r.error for r in readings if r.pool == "p"} == {""}
+    assert {r.error for r in readings if r.pool != "p"} == {"no whole answer within 1 s"}
+
+
+async def test_a_stop_at_the_moment_of_a_deadline_is_not_lost(session: aiohttp.ClientSession) -> None:
+    async with black_hole() as hole:
+        for _ in range(5):
+            readings = Readings()
+            scraper = Scraper(readings.take, session, rng=AtOnce())
+            for i in range(20):
+                scraper.update(pool().model_copy(update={"name": f"hole-{i}"}), [hole])
+            await until(lambda readings=readings: readings)
+            async with asyncio.timeout(5):
+                await scraper.close()
+
+
+async def test_refused_connection_is_one_line(session: aiohttp.ClientSession) -> None:
+    async with engine() as endpoint:
+        pass
+    reading = await first_reading(session, endpoint)
+    assert reading.signals == Signals()
+    assert reading.error and "\n" not in reading.error and len(reading.error) <= 200
+
+
+async def test_redirects_are_not_followed(session: aiohttp.ClientSession) -> None:
+    async with engine() as elsewhere:
+
+        async def handler(request: web.Request) -> web.Response:
+            raise web.HTTPFound(f"http://{elsewhere.address}/metrics")
+
+        async with engine(handler) as endpoint:
+            reading = await first_reading(session, endpoint)
+    assert (reading.signals, reading.error) == (Signals(), "HTTP 302 from /metrics")
+
+
+async def test_another_page_is_an_error(session: aiohttp.ClientSession) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text="<html>hello</html>", content_type="text/html")
+
+    async with engine(handler) as endpoint:
+        reading = await first_reading(session, endpoint)
+    assert (reading.signals, reading.error) == (Signals(), "/metrics is no metrics page of vllm")
+
+
+async def test_gzip_is_read_although_not_asked_for(session: aiohttp.ClientSession) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.Response(body=gzip.compress(PAGE), headers={"Content-Encoding": "gzip"})
+
+    async with engine(handler) as endpoint:
+        reading = await first_reading(session, endpoint)
+    assert reading.signals.waiting == 3
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_a_page_without_end_is_refused(session: aiohttp.ClientSession, encoding: str) -> None:
+    left = asyncio.Event()
+    block = b"x 1\n" * 2**18
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if encoding == "gzip":
+            response.enable_compression(web.ContentCoding.gzip)
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(block)
+        except (OSError, asyncio.CancelledError):
+            left.set()
+            raise
+        return response
+
+    async with engine(handler) as endpoint:
+        reading = await first_reading(session, endpoint, scrape_interval_ms=10_000, scrape_timeout_ms=10_000)
+        await until(left.is_set)
+    assert (reading.signals, reading.error) == (Signals(), f"/metrics is above {MAX_PAGE_BYTES} bytes")
+
+
+async def test_a_slow_page_meets_its_deadline(session: aiohttp.ClientSession) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"# drip\n")
+            await asyncio.sleep(0.01)
+
+    async with engine(handler) as endpoint:
+        reading = await first_reading(session, endpoint)
+    assert reading.error == "no whole answer within 0.1 s"
+
+
+async def test_a_cut_page_is_an_error(session: aiohttp.ClientSession) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + PAGE)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    reading = await first_reading(session, EndpointSpec(address, address))
+    server.close()
+    assert reading.signals == Signals() and reading.error
+
+
+async def test_endpoints_are_replaced_at_run_time(session: aiohttp.ClientSession) -> None:
+    readings = Readings()
+    scraper = Scraper(readings.take, session, rng=AtOnce())
+    async with engine() as first, engine() as second:
+        scraper.update(pool(), [first])
+        await until(lambda: readings)
+        scraper.update(pool(), [second])
+        readings.clear()
+        await until(lambda: len(readings) >= 3)
+        assert {r.address for r in readings} == {second.address}
+        scraper.update(pool(), [second, first])
+        await until(lambda: {r.address for r in readings} == {first.address, second.address})
+        scraper.update(pool(scrape=False), [second, first])
+        readings.clear()
+        await asyncio.sleep(0.25)
+        assert not readings
+        await scraper.close()
+
+
+async def test_an_answer_after_the_endpoint_was_taken_out_is_dropped(session: aiohttp.ClientSession) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.set()
+        await answer.wait()
+        return web.Response(body=PAGE)
+
+    readings = Readings()
+    scraper = Scraper(readings.take, session, rng=AtOnce())
+    async with engine(handler) as endpoint:
+        scraper.update(pool(scrape_interval_ms=5000, scrape_timeout_ms=5000), [endpoint])
+        await until(asked.is_set, deadline_s=15)
+        scraper.update(pool(), [])
+        answer.set()
+        await asyncio.sleep(0.1)
+        await scraper.close()
+    assert not readings
+
+
+async def test_says_once_that_it_fails_and_once_that_it_is_back(
+    session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    status = 500
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=status, body=PAGE)
+
+    caplog.set_level(logging.INFO, "xds_server")
+    readings = Readings()
+    scraper = Scraper(readings.take, session, rng=AtOnce())
+    async with engine(handler) as endpoint:
+        scraper.update(pool(), [endpoint])
+        await until(lambda: len(readings) >= 4)
+        status = 200
+        await until(lambda: len([r for r in readings if not r.error]) >= 3)
+        await scraper.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"pool p: no signals from {endpoint.address}: HTTP 500 from /metrics",
+        f"pool p: signals from {endpoint.address} again",
+    ]
+
+
+async def test_a_reader_that_fails_stops_nothing(
+    session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def fail(readings: Sequence[SignalsRead]) -> None:
+        nonlocal calls
+        calls += 1
+        raise ZeroDivisionError
+
+    scraper = Scraper(fail, session)
+    async with engine() as endpoint:
+        scraper.update(pool(), [endpoint])
+        await until(lambda: calls >= 3)
+        await scraper.close()
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_close_leaves_no_task(session: aiohttp.ClientSession) -> None:
+    before = asyncio.all_tasks()
+    scraper = Scraper(lambda readings: None, session)
+    async with black_hole() as hole:
+        scraper.update(pool(), [hole])
+        await asyncio.sleep(0.15)
+        await scraper.close()
+    assert asyncio.all_tasks() - before == set()

@@ -1,0 +1,248 @@
+"""Each fault does what it says, strikes its share, and heals."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.harness import until
+from trimtab.sim import words
+from trimtab.sim.faults import Fault, FaultInForce
+from trimtab.sim.http import EngineServer
+
+CHAT = "/v1/chat/completions"
+BUSY = "The engine is currently busy and cannot accept new requests."
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "ignore_eos": True, **fields}
+
+
+async def put(http: aiohttp.ClientSession, **fault: Any) -> None:
+    async with http.post("/control/fault", json=fault) as response:
+        assert response.status == 200, await response.text()
+
+
+async def ask(http: aiohttp.ClientSession, **fields: Any) -> tuple[int, str, aiohttp.ClientResponse]:
+    async with http.post(CHAT, json=chat(**fields)) as response:
+        return response.status, await response.text(), response
+
+
+def last(engine: EngineServer) -> dict[str, Any]:
+    return engine.attempts.since(engine.attempts.count - 1)["attempts"][0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "status", "body", "how"),
+    [
+        (
+            "saturate_429",
+            429,
+            '{"error":{"message":"KV cache exhausted","type":"engine_saturated","param":null,"code":429}}',
+            "refused",
+        ),
+        ("saturate_503", 503, f'{{"error":{{"message":"{BUSY}', "refused"),
+        ("quota_429", 429, '{"error":{"message":"Rate limit reached', "refused"),
+        ("error_500", 500, '{"error":{"message":"cannot schedule new futures after shutdown"', "failed"),
+    ],
+)
+async def test_error_answers(
+    kind: str,
+    status: int,
+    body: str,
+    how: str,
+    stream: bool,
+    engine: EngineServer,
+    http: aiohttp.ClientSession,
+) -> None:
+    await put(http, kind=kind)
+    got, text, response = await ask(http, stream=stream)
+    assert (got, text.startswith(body)) == (status, True)
+    assert "retry-after" not in response.headers
+    assert (last(engine)["how"], last(engine)["status"], last(engine)["fault"]) == (how, status, kind)
+    async with http.get("/health") as health:
+        assert health.status == 200
+    await put(http, kind="none")
+    assert (await ask(http))[0] == 200
+
+
+@pytest.mark.parametrize(("shape", "code"), [("openai", "rate_limit_exceeded"), ("litellm", "429")])
+async def test_a_quota_can_say_when_to_come_again(shape: str, code: str, http: aiohttp.ClientSession) -> None:
+    await put(http, kind="quota_429", shape=shape, retry_after_s=20)
+    _, text, response = await ask(http)
+    assert json.loads(text)["error"]["code"] == code
+    assert response.headers["retry-after"] == "20"
+
+
+async def test_a_reset_before_headers(engine: EngineServer, http: aiohttp.ClientSession) -> None:
+    await put(http, kind="reset_before_headers")
+    with pytest.raises((aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)):
+        await ask(http)
+    assert (last(engine)["how"], last(engine)["status"]) == ("reset", None)
+
+
+async def test_dying_in_mid_stream(engine: EngineServer, http: aiohttp.ClientSession) -> None:
+    await put(http, kind="die_mid_stream", after_tokens=3)
+    received = b""
+    with pytest.raises(aiohttp.ClientPayloadError):
+        async with http.post(CHAT, json=chat(stream=True)) as response:
+            async for data in response.content.iter_any():
+                received += data
+    assert words.token(words.key_of("hello"), 2).encode() in received
+    assert words.token(words.key_of("hello"), 3).encode() not in received
+    assert (last(engine)["how"], last(engine)["tokens"]) == ("died", 3)
+    await until(lambda: engine.engine.running == 0)
+    with pytest.raises(aiohttp.ServerDisconnectedError):
+        await ask(http)
+    status, text, _ = await ask(http, stream=True, max_tokens=2)
+    assert (status, text.endswith("data: [DONE]\n\n")) == (200, True), "it had less to say"
+
+
+async def test_an_error_event_in_a_200(engine: EngineServer, http: aiohttp.ClientSession) -> None:
+    await put(http, kind="error_event")
+    status, text, response = await ask(http, stream=True)
+    assert (status, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    error, done, end = text.split("\n\n")
+    assert error.startswith('data: {"error": {"message": "EngineCore encountered an issue.')
+    assert (done, end) == ("data: [DONE]", "")
+    assert (last(engine)["how"], last(engine)["first_token_at"]) == ("error_event", None)
+    assert (await ask(http))[0] == 500
+
+
+async def test_pings_come_before_the_role_and_the_role_before_the_token(
+    engine: EngineServer, http: aiohttp.ClientSession
+) -> None:
+    await put(http, kind="ping_first", seconds=0.3, role_lead_s=0.1)
+    seen: list[tuple[float, str]] = []
+    begin = time.monotonic()
+    async with http.post(CHAT, json=chat(stream=True)) as response:
+        async for data in response.content.iter_any():
+            seen.append((time.monotonic() - begin, data.decode()))
+    kinds = ["ping" if text.startswith(":") else "role" if "role" in text else "token" for _, text in seen]
+    assert kinds[0] == "ping"
+    assert kinds == sorted(kinds, key=["ping", "role", "token"].index)
+    assert kinds.count("role") == 1
+    role_s = seen[kinds.index("role")][0]
+    token_s = seen[kinds.index("token")][0]
+    assert role_s >= 0.29
+    assert token_s - role_s >= 0.05
+    attempt = last(engine)
+    assert attempt["first_token_at"] - attempt["header_at"] >= 0.39
+
+
+async def test_hanging_before_headers_ends_when_healed(
+    engine: EngineServer, http: aiohttp.ClientSession
+) -> None:
+    await put(http, kind="hang_before_headers")
+    hanging = asyncio.create_task(ask(http, stream=True))
+    await until(lambda: engine.attempts.count == 1)
+    assert last(engine)["header_at"] is None
+    await put(http, kind="none")
+    status, text, _ = await hanging
+    assert (status, text.endswith("[DONE]\n\n")) == (200, True)
+
+
+async def test_hanging_after_headers_ends_by_itself(
+    engine: EngineServer, http: aiohttp.ClientSession
+) -> None:
+    await put(http, kind="hang_after_headers", for_s=0.3)
+    begin = time.monotonic()
+    async with http.post(CHAT, json=chat(stream=True)) as response:
+        assert response.status == 200
+        await response.content.readany()
+    assert time.monotonic() - begin >= 0.25
+    assert engine.state()["fault"] is None
+
+
+async def test_a_hung_request_notices_that_its_client_left(
+    engine: EngineServer, http: aiohttp.ClientSession
+) -> None:
+    await put(http, kind="hang_before_headers")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await ask(http)
+    await until(lambda: last(engine)["how"] == "client_left")
+
+
+async def test_mute_freezes_what_is_shown_and_goes_on_afterwards(
+    engine: EngineServer, http: aiohttp.ClientSession
+) -> None:
+    async def page() -> bytes:
+        async with http.get("/metrics") as response:
+            return await response.read()
+
+    async with http.post(CHAT, json=chat(stream=True, max_tokens=40)) as running:
+        received = await running.content.readany()
+        await put(http, kind="mute")
+        frozen = await page()
+        assert b'vllm:num_requests_running{engine="0",model_name="tiny"} 1.0' in frozen
+        generated = engine.engine.generated_tokens
+        async with asyncio.timeout(5), http.post(CHAT, json=chat(stream=True)) as late:
+            assert late.status == 200
+            await asyncio.sleep(0.05)
+            assert await page() == frozen
+            assert engine.engine.generated_tokens == generated
+            async with http.get("/health") as response:
+                assert response.status == 200
+            await put(http, kind="none")
+            received += await running.read()
+            assert (await late.read()).endswith(b"[DONE]\n\n")
+    assert received.endswith(b"[DONE]\n\n")
+    text = b"".join(part.split(b'"')[0] for part in received.split(b'"content":"')[2:])
+    assert text.decode() == words.text(words.key_of("hello"), 40)
+
+
+async def test_slow_is_slow_until_healed(engine: EngineServer, http: aiohttp.ClientSession) -> None:
+    await put(http, kind="slow", factor=20)
+    begin = time.monotonic()
+    await ask(http, max_tokens=3)
+    assert time.monotonic() - begin >= 2 * 20 * 0.005
+    assert engine.state()["fault"] == {"kind": "slow", "factor": 20}
+    await put(http, kind="none")
+    await ask(http, max_tokens=3)
+    attempt = last(engine)
+    assert attempt["ended_at"] - attempt["arrived_at"] < 2 * 20 * 0.005
+
+
+async def test_a_new_fault_takes_the_place_and_the_time_limit_of_the_old_one(
+    engine: EngineServer, http: aiohttp.ClientSession
+) -> None:
+    await put(http, kind="saturate_429", for_s=0.05)
+    await put(http, kind="saturate_503")
+    await asyncio.sleep(0.1)
+    assert (await ask(http))[0] == 503
+
+
+def test_a_share_is_struck_evenly() -> None:
+    quarter = FaultInForce(Fault(kind="error_500", share=0.25))
+    assert [quarter.strikes() for _ in range(8)] == [False, False, False, True] * 2
+    tenth = FaultInForce(Fault(kind="error_500", share=0.1))
+    assert sum(tenth.strikes() for _ in range(1000)) == 100
+    always = FaultInForce(Fault(kind="error_500"))
+    assert all(always.strikes() for _ in range(10))
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ('{"kind":"explode"}', "kind"),
+        ('{"kind":"slow","speed":3}', "speed"),
+        ('{"kind":"slow","after_tokens":3}', "after_tokens belongs to die_mid_stream"),
+        ('{"kind":"mute","share":0.5}', "no share"),
+        ('{"kind":"error_500","share":0}', "share"),
+        ('{"kind":"error_500","for_s":-1}', "for_s"),
+        ("[]", "valid dictionary"),
+        ("nonsense", "Expecting value"),
+    ],
+)
+async def test_a_fault_that_makes_no_sense_is_refused(
+    body: str, problem: str, engine: EngineServer, http: aiohttp.ClientSession
+) -> None:
+    async with http.post("/control/fault", data=body) as response:
+        assert response.status == 400
+        assert problem in (await response.json())["error"]
+    assert engine.state()["fault"] is None

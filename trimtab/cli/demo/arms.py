@@ -1,0 +1,168 @@
+"""The arms of the demo: the same engines behind different balancers."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from trimtab.cli.child import die_with_parent
+from trimtab.cli.demo.plain_envoy import plain_bootstrap
+from trimtab.cli.envoy_process import EnvoyProcess
+from trimtab.cli.listening import free_port
+from trimtab.envoy_binary import find_envoy
+from trimtab.policy.model import Retries
+from trimtab.sim.client import Result
+from trimtab.sim.kinds import A100, CPU, RTX4090, EngineKind
+from trimtab.sim.process import EngineAddress, engine_process
+
+FLEET: Sequence[tuple[EngineKind, int]] = ((A100, 10), (RTX4090, 4), (CPU, 1))
+"""The engines of every arm, each with the capacity that an operator would declare."""
+
+MODEL = "sim"
+
+# Engines that refuse early are kinder than engines that queue for ever: vLLM's operators set this too.
+_MAX_QUEUED_REQS = 200
+_START_S = 20.0
+
+
+class DemoError(Exception):
+    """The demo could not run; the message says which part failed."""
+
+
+@dataclass(slots=True)
+class Arm:
+    """One balancer in front of its own engines."""
+
+    name: str
+    url: str
+    engines: Sequence[EngineAddress]
+    admin: str | None = None  # where Trimtab's pages are; None for a plain Envoy
+    results: list[Result] = field(default_factory=list)  # in the order of their last event
+
+    async def page(self, session: aiohttp.ClientSession, path: str) -> Any:
+        """One of Trimtab's pages, parsed if it is JSON."""
+        async with session.get(f"http://{self.admin}{path}") as answer:
+            return await (answer.json() if answer.content_type == "application/json" else answer.text())
+
+
+ArmFactory = Callable[[Path, Sequence[EngineAddress]], contextlib.AbstractAsyncContextManager[Arm]]
+
+
+@asynccontextmanager
+async def running(name: str, folder: Path) -> AsyncIterator[Arm]:
+    """Start the engines and the balancer of the arm `name` (a key of `ARMS`). Raises DemoError, EnvoyFailedError."""
+    kinds = [argument for kind, _ in FLEET for argument in ("--kind", kind.name)]
+    try:
+        async with engine_process(
+            "--model", MODEL, "--port", "0", "--max-num-queued-reqs", str(_MAX_QUEUED_REQS), *kinds
+        ) as engines, ARMS[name](folder, engines) as arm:
+            yield arm
+    except RuntimeError as error:
+        raise DemoError(str(error)) from error
+
+
+def _plain(name: str, policy: str, weights: Sequence[int]) -> ArmFactory:
+    @asynccontextmanager
+    async def start(folder: Path, engines: Sequence[EngineAddress]) -> AsyncIterator[Arm]:
+        port, admin_port = free_port(), free_port()
+        bootstrap = folder / f"{name}.json"
+        bootstrap.write_text(
+            plain_bootstrap(
+                port=port,
+                admin_port=admin_port,
+                endpoints=[engine.address for engine in engines],
+                weights=weights,
+                policy=policy,
+                retries=Retries(),
+            )
+        )
+        envoy = EnvoyProcess(find_envoy(), bootstrap, f"127.0.0.1:{admin_port}", concurrency=1)
+        await envoy.start()
+        try:
+            await envoy.wait_ready(_START_S)
+            yield Arm(name, f"http://127.0.0.1:{port}", engines)
+        finally:
+            await envoy.stop()
+
+    return start
+
+
+@asynccontextmanager
+async def _trimtab(folder: Path, engines: Sequence[EngineAddress]) -> AsyncIterator[Arm]:
+    """`trimtab up`, as a user runs it."""
+    policy = demo_policy(engines)
+    policy_file = folder / "policy.yaml"
+    policy_file.write_text(json.dumps(policy, indent=1))  # JSON is YAML
+    log = folder / "trimtab.log"
+    with log.open("wb") as log_file:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "trimtab.cli", "up", "-p", str(policy_file)),
+            *("--concurrency", "1", "--grace-s", "0"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=log_file,
+            preexec_fn=die_with_parent,
+        )
+    arm = Arm("trimtab", f"http://127.0.0.1:{policy['listen']['port']}", engines, policy["services"]["admin"])
+    try:
+        async with aiohttp.ClientSession() as session:
+            try:
+                async with asyncio.timeout(_START_S):
+                    while not await _answers(session, f"{arm.url}/v1/models"):
+                        if process.returncode is not None:
+                            raise DemoError(f"trimtab ended at its start:\n{log.read_text()}")
+                        await asyncio.sleep(0.1)
+            except TimeoutError:
+                raise DemoError(f"trimtab did not serve within {_START_S:g} s:\n{log.read_text()}") from None
+        yield arm
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+ARMS: Mapping[str, ArmFactory] = {
+    "round_robin": _plain("round_robin", "round_robin", [1 for _ in FLEET]),
+    "least_request": _plain("least_request", "least_request", [1 for _ in FLEET]),
+    "capacity": _plain("capacity", "least_request", [capacity for _, capacity in FLEET]),
+    "trimtab": _trimtab,
+}
+
+
+def demo_policy(engines: Sequence[EngineAddress]) -> dict[str, Any]:
+    """The policy of the arm `trimtab`, as it would stand in YAML."""
+    listen, *services, envoy_admin = [free_port() for _ in range(5)]
+    return {
+        "version": 1,
+        "listen": {"port": listen},
+        "services": {
+            **dict(zip(("xds", "ext_proc", "admin"), (f"127.0.0.1:{port}" for port in services), strict=True)),
+            "envoy_admin": f"127.0.0.1:{envoy_admin}",
+        },
+        "state_file": None,
+        "pools": [
+            {
+                "name": "demo",
+                "endpoints": [
+                    {"address": engine.address, "capacity": capacity, "labels": {"gpu": engine.kind}}
+                    for engine, (_, capacity) in zip(engines, FLEET, strict=True)
+                ],
+                "signals": {"scrape_interval_ms": 500, "scrape_timeout_ms": 400},
+            }
+        ],
+    }
+
+
+async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(url) as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, OSError):
+        return False

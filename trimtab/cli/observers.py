@@ -1,0 +1,120 @@
+"""The observing services, in this process or in workers of their own."""
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from ext_proc.access_log import AccessLogService
+from ext_proc.report import Reporter
+from ext_proc.server import serve_ext_proc
+from ext_proc.service import ExtProcService
+from ext_proc.verdict import RejectionReader
+from trimtab.cli.child import die_with_parent
+from trimtab.cli.listening import CannotListenError
+from trimtab.fleet.observation import Observation
+from trimtab.policy import Policy
+
+log = logging.getLogger(__name__)
+
+_USAGE_PERIOD_S = 0.5
+_FIRST_RESTART_S = 0.5
+_LONGEST_RESTART_S = 10.0
+
+
+class Observers:
+    """The ext_proc service and the access log's receiver. `report` is called on the event loop."""
+
+    def __init__(self, policy: Policy, report: Callable[[Sequence[Observation]], None]) -> None:
+        self._ext_proc = ExtProcService(
+            report, RejectionReader.from_policy(policy.rejections), policy.ext_proc.full_stream_percent
+        )
+        self._access_log = AccessLogService(report)
+
+    def take_policy(self, policy: Policy) -> None:
+        """Go on with another policy; answers that are being watched are not disturbed."""
+        self._ext_proc.rejections = RejectionReader.from_policy(policy.rejections)
+        self._ext_proc.full_stream_percent = policy.ext_proc.full_stream_percent
+
+    @property
+    def watched(self) -> int:
+        """Streamed answers watched since the start."""
+        return self._ext_proc.counters.watched
+
+    @property
+    def faults(self) -> int:
+        """Messages of Envoy that were not understood since the start."""
+        return self._ext_proc.counters.faults + self._access_log.counters.faults
+
+    @asynccontextmanager
+    async def serving(self, address: str, *, shared_port: bool = False) -> AsyncIterator[None]:
+        """Serve on the policy's `services.ext_proc`. Raises CannotListenError."""
+        try:
+            async with serve_ext_proc(address, self._ext_proc, self._access_log, shared_port=shared_port):
+                yield
+        except RuntimeError:
+            raise CannotListenError(
+                f"services.ext_proc {address} cannot be bound: is another trimtab running, or the port taken?"
+            ) from None
+
+
+@asynccontextmanager
+async def reporting(
+    observers: Observers, take_usage: Callable[[str, float, int, int], None]
+) -> AsyncIterator[None]:
+    """Tell a control plane in this process, twice a second, what observing costs."""
+
+    async def tell() -> None:
+        while True:
+            take_usage("local", time.process_time(), observers.watched, 0)
+            await asyncio.sleep(_USAGE_PERIOD_S)
+
+    task = asyncio.create_task(tell(), name="usage")
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def reporter_to(control_plane: str, observers: Callable[[], Observers]) -> Reporter:
+    """A reporter to the control plane in another process."""
+    return Reporter(control_plane, f"ext-proc-{os.getpid()}", watched=lambda: observers().watched)
+
+
+class Workers:
+    """Observing processes behind one address; one that ends is started again, ever more slowly."""
+
+    def __init__(self, policy_path: Path, count: int) -> None:
+        self._command = [sys.executable, "-m", "trimtab.cli", "ext-proc", "--worker", "-p", str(policy_path)]
+        self._count = count
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._keep(number), name=f"worker {number}") for number in range(self._count)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, number: int) -> None:
+        pause_s = _FIRST_RESTART_S
+        while True:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, start_new_session=True, preexec_fn=die_with_parent
+            )
+            started = time.monotonic()
+            try:
+                code = await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.terminate()
+                    await process.wait()
+            pause_s = _FIRST_RESTART_S if time.monotonic() - started > 60 else min(pause_s * 2, _LONGEST_RESTART_S)
+            log.error("ext_proc worker %d ended with status %d; it is started again in %g s", number, code, pause_s)
+            await asyncio.sleep(pause_s)

@@ -1,0 +1,45 @@
+"""Names that the configuration pushed to Envoy and the readers of what Envoy then reports have in common.
+
+`xds_server` writes them and `ext_proc` reads them; neither imports the other, so they live here.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+EXT_PROC_CLUSTER: Final = "trimtab_ext_proc"
+"""The bootstrap's cluster of the ext_proc service, which receives the access log too."""
+
+ROLE_HEADER: Final = "role"
+"""The gRPC metadata by which the ext_proc service tells its filters apart; its values are `Role`."""
+
+FIRST_BYTE_TAG: Final = "first_byte_us"
+"""The access log's tag: microseconds from an attempt's start to the first byte of its answer's body."""
+
+WATCH_SHARE_KEY: Final = "trimtab.watch"
+"""The runtime key of the share of attempts with a streamed answer that are watched."""
+
+
+class Role(StrEnum):
+    """Which of the upstream filters opened an ext_proc stream."""
+
+    WATCH = "watch"  # a streamed answer, as it passes; replies are ignored
+    REJECT = "reject"  # an error answer with its body; held until the stream is ended
+    REJECT_HEADERS = "reject-headers"  # the headers only of an error answer with a long body
+
+
+class Asked(StrEnum):
+    """What the body of a request asked for: the last part of a route's name, after the pool's."""
+
+    STREAM = "stream"
+    UNARY = "unary"
+    UNKNOWN = "unknown"  # no JSON body that could be read
+
+
+def route_name(pool: str, asked: Asked) -> str:
+    """The name of the route to `pool`, as the access log will report it."""
+    return f"{pool}/{asked}"
+
+
+def asked_by_route(name: str) -> Asked:
+    """What the requests of a route asked for. Raises ValueError for a name that `route_name` did not make."""
+    return Asked(name.rpartition("/")[2])

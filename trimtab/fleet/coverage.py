@@ -1,0 +1,36 @@
+"""How many of a pool's streams are watched for their first token, and so what silence means."""
+
+from math import ceil, log
+
+from trimtab.fleet.averages import FadingShare
+
+HALF_LIFE_S = 10.0
+# The chance of calling an endpoint silent although all of its waiting streams are merely unwatched.
+_FALSE_ALARM = 0.05
+
+
+class Coverage:
+    """Learned from streams that were answered in full: was their first token seen?
+
+    Watching is sampled under a flood, and stops while its service is away. A stream without a token then
+    proves nothing; several together do.
+    """
+
+    __slots__ = ("_seen",)
+
+    def __init__(self) -> None:
+        self._seen = FadingShare(HALF_LIFE_S)
+
+    def add(self, at: float, seen: bool) -> None:
+        self._seen.add(at, float(seen), 1.0)
+
+    def silent_rank(self, now: float) -> int:
+        """How many waiting streams must be older than a wait before that wait is believed.
+
+        With a share c watched, m speaking streams all go unseen with a chance of (1 - c)^m. With all
+        watched it is 0: the oldest stream itself is believed.
+        """
+        unseen = 1.0 - self._seen.share(now, prior_hits=1.0, prior_total=1.0)
+        if unseen <= _FALSE_ALARM:
+            return 0
+        return ceil(log(_FALSE_ALARM) / log(unseen)) - 1

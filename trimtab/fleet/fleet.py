@@ -1,0 +1,162 @@
+"""What is known of a pool's endpoints: observations are the only way in, a frozen snapshot the way out."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+
+from trimtab.fleet.conduct import Evidence
+from trimtab.fleet.coverage import Coverage
+from trimtab.fleet.observation import (
+    AttemptEnded,
+    AttemptStarted,
+    FirstToken,
+    LoadReported,
+    Observation,
+    Rejected,
+    SignalsRead,
+    StreamRead,
+)
+from trimtab.fleet.order import in_order
+from trimtab.fleet.profile import Profile, ProfileMemory
+from trimtab.fleet.readings import plausible
+from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
+from trimtab.fleet.spec import EndpointSpec
+
+# Of so many addresses that are gone the incarnation is kept: where none is used twice, they would fill the
+# memory.
+_DEPARTED_MAX = 1024
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Departed:
+    incarnation: int
+    open_requests: frozenset[str]
+
+
+class Fleet:
+    """The profiles of one pool's endpoints. Not thread-safe: one owner calls it. `now` is Unix seconds."""
+
+    def __init__(self, pool: str, *, ttft_alpha: float, stale_after_s: float) -> None:
+        self._pool = pool
+        self._ttft_alpha = ttft_alpha
+        self._stale_after_s = stale_after_s
+        self._coverage = Coverage()
+        self._profiles: dict[str, Profile] = {}
+        self._departed: dict[str, _Departed] = {}
+        self._evidence: list[Evidence] = []
+
+    def reconfigure(self, *, ttft_alpha: float, stale_after_s: float) -> None:
+        """Take new numbers; they hold for samples and readings from now on."""
+        self._ttft_alpha, self._stale_after_s = ttft_alpha, stale_after_s
+        for profile in self._profiles.values():
+            profile.conduct.ttft.alpha = ttft_alpha
+
+    @property
+    def ids(self) -> tuple[EndpointId, ...]:
+        return tuple(sorted(profile.id for profile in self._profiles.values()))
+
+    def set_endpoints(self, now: float, specs: Sequence[EndpointSpec]) -> None:
+        """Replace the set of endpoints. One that stays keeps all that is known of it, whatever else changed.
+
+        One that comes back after it was gone is a new incarnation: what it was, and what still ends of
+        that, is not its own.
+        """
+        wanted = {spec.address: spec for spec in specs}
+        # Before the first set there was nothing to end: attempts that are older than the control plane count.
+        born_at = now if self._profiles or self._departed else -inf
+        for address in [address for address in self._profiles if address not in wanted]:
+            self._depart(self._profiles.pop(address))
+        for address, spec in wanted.items():
+            if (known := self._profiles.get(address)) is not None:
+                known.spec = spec
+            else:
+                self._enter(born_at, spec)
+
+    def recall(self, at: float, address: str, memory: ProfileMemory) -> None:
+        """Let an endpoint begin with what was remembered of it at `at`."""
+        self._profiles[address].recall(at, memory)
+
+    def remember(self, now: float) -> Mapping[str, ProfileMemory]:
+        """What is worth keeping over a restart, by address."""
+        return {address: profile.remember(now) for address, profile in sorted(self._profiles.items())}
+
+    def observe(self, now: float, observations: Sequence[Observation]) -> Sequence[Evidence]:
+        """Take in observations, in any order, and tell what they say to shaping and to the law.
+
+        Those of another pool, of unknown endpoints, or of an earlier incarnation say nothing.
+        """
+        batch = in_order(now, observations)
+        if len(batch) < len(observations):
+            _log.warning(
+                "%s: %d observations of an impossible time", self._pool, len(observations) - len(batch)
+            )
+        for observation in batch:
+            profile = self._profiles.get(observation.address)
+            if profile is not None and observation.pool == self._pool:
+                self._apply(now, profile, observation)
+        for profile in self._profiles.values():
+            profile.conduct.join_held(now)
+        return self._tell_all()
+
+    def settle(self, now: float) -> Sequence[Evidence]:
+        """Draw what follows from the passing of time: verdicts that did not come, ends that were lost."""
+        for _, profile in sorted(self._profiles.items()):
+            profile.settle(now)
+        return self._tell_all()
+
+    def snapshot(self, now: float) -> PoolSnapshot:
+        """All that is known at `now`, frozen."""
+        views = [profile.view(now, self._stale_after_s) for profile in self._profiles.values()]
+        return PoolSnapshot(self._pool, now, tuple(sorted(views, key=lambda view: view.id)))
+
+    def _apply(self, now: float, profile: Profile, observation: Observation) -> None:
+        match observation:
+            case AttemptStarted():
+                profile.conduct.started(observation)
+            case FirstToken() | Rejected() | StreamRead():
+                profile.conduct.heard(now, observation)
+            case AttemptEnded():
+                if isfinite(observation.started_at):
+                    profile.conduct.ended(now, observation)
+            case LoadReported():
+                profile.load_reported(now, observation)
+            case SignalsRead():
+                self._read(now, profile, observation)
+
+    def _read(self, now: float, profile: Profile, read: SignalsRead) -> None:
+        signals = plausible(read.signals)
+        if profile.shows_restart(read.at, signals):
+            _log.info("%s: %s was restarted", self._pool, profile.id)
+            self._depart(self._profiles.pop(profile.id.address))
+            profile = self._enter(read.at, profile.spec)
+        if not read.error:
+            profile.read(now, read.at, signals)
+
+    def _enter(self, born_at: float, spec: EndpointSpec) -> Profile:
+        departed = self._departed.pop(spec.address, _Departed(-1, frozenset()))
+        profile = Profile(
+            EndpointId(spec.address, departed.incarnation + 1),
+            spec,
+            born_at=born_at,
+            ttft_alpha=self._ttft_alpha,
+            coverage=self._coverage,
+            departed=departed.open_requests,
+            tell=self._evidence.append,
+        )
+        self._profiles[spec.address] = profile
+        return profile
+
+    def _depart(self, profile: Profile) -> None:
+        self._departed[profile.id.address] = _Departed(
+            profile.id.incarnation, profile.conduct.ledger.request_ids
+        )
+        while len(self._departed) > _DEPARTED_MAX:
+            del self._departed[next(iter(self._departed))]
+
+    def _tell_all(self) -> Sequence[Evidence]:
+        evidence = tuple(self._evidence)
+        self._evidence.clear()
+        return evidence

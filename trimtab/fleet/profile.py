@@ -1,0 +1,124 @@
+"""All that is known of one incarnation of an endpoint: its attempts, its own readings, and Envoy's counts."""
+
+from collections.abc import Callable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trimtab.fleet.conduct import ERROR_PRIOR, Conduct, Evidence
+from trimtab.fleet.coverage import Coverage
+from trimtab.fleet.load import LoadReports
+from trimtab.fleet.observation import LoadReported, Signals
+from trimtab.fleet.readings import Readings
+from trimtab.fleet.snapshot import EndpointId, EndpointView
+from trimtab.fleet.spec import EndpointSpec
+
+
+class ProfileMemory(BaseModel):
+    """What of a profile is kept over a restart of the control plane."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    ttft_s: float | None = Field(default=None, ge=0)
+    ttft_samples: int = Field(default=0, ge=0)
+    ttft_at: float = 0
+    errors: float = Field(default=0, ge=0)
+    attempts: float = Field(default=0, ge=0)
+    process_start: float | None = None
+    generated_tokens: float | None = Field(default=None, ge=0)
+
+
+class Profile:
+    """One incarnation, born at a moment: whatever concerns an earlier time is left aside.
+
+    `departed` are the requests that an earlier incarnation of the address still had in flight. Evidence for
+    shaping and for laws goes to `tell`.
+    """
+
+    def __init__(
+        self,
+        id: EndpointId,
+        spec: EndpointSpec,
+        *,
+        born_at: float,
+        ttft_alpha: float,
+        coverage: Coverage,
+        departed: frozenset[str],
+        tell: Callable[[Evidence], None],
+    ) -> None:
+        self.id = id
+        self.spec = spec
+        self.conduct = Conduct(
+            id, born_at=born_at, ttft_alpha=ttft_alpha, coverage=coverage, departed=departed, tell=tell
+        )
+        self._born_at = born_at
+        self._readings = Readings()
+        self._load = LoadReports()
+        self._lease_difference = 0
+
+    def shows_restart(self, at: float, signals: Signals) -> bool:
+        """Whether a reading comes from a later incarnation than this one."""
+        return self._is_news(at) and self._readings.show_restart(signals)
+
+    def read(self, now: float, at: float, signals: Signals) -> None:
+        if self._is_news(at):
+            self._readings.take(min(now, at), signals)
+
+    def load_reported(self, now: float, report: LoadReported) -> None:
+        if report.at >= self._born_at:
+            self._load.take(min(now, report.at), report.node, report.in_flight)
+
+    def settle(self, now: float) -> None:
+        """Draw what follows from the passing of time."""
+        self.conduct.settle(now)
+        ledger = self.conduct.ledger
+        for at, reported in self._load.settled(now):
+            self._load.differ(at, ledger.in_flight_at(at) - reported)
+        self._lease_difference = self._load.lasting_difference(now)
+        if self._lease_difference > 0:
+            ledger.release_oldest(now, self._lease_difference)
+            self._load.start_over()
+
+    def view(self, now: float, stale_after_s: float) -> EndpointView:
+        signals, age = self._readings.view(now, stale_after_s)
+        conduct, ledger = self.conduct, self.conduct.ledger
+        return EndpointView(
+            id=self.id,
+            name=self.spec.name,
+            capacity=self.spec.capacity,
+            labels=self.spec.labels,
+            ttft_s=conduct.known_ttft(now),
+            ttft_samples=conduct.ttft.samples,
+            error_share=conduct.errors.share(now, prior_hits=0.0, prior_total=ERROR_PRIOR),
+            error_samples=conduct.errors.total(now),
+            # Where Envoy counts more than there are leases, their starts were lost.
+            in_flight=ledger.in_flight + max(0, -self._lease_difference),
+            awaiting_token=ledger.awaiting_token,
+            outstanding_prompt_bytes=ledger.outstanding_prompt_bytes,
+            oldest_wait_s=conduct.wait(now),
+            signals=signals,
+            signals_age_s=age,
+            in_flight_reported=self._load.total(now),
+            lease_difference=self._lease_difference,
+        )
+
+    def remember(self, now: float) -> ProfileMemory:
+        ttft, errors = self.conduct.ttft, self.conduct.errors
+        return ProfileMemory(
+            ttft_s=ttft.value(now),
+            ttft_samples=ttft.samples,
+            ttft_at=ttft.at,
+            errors=errors.hits(now),
+            attempts=errors.total(now),
+            process_start=self._readings.process_start,
+            generated_tokens=self._readings.generated_tokens,
+        )
+
+    def recall(self, at: float, memory: ProfileMemory) -> None:
+        """Begin with what was remembered at `at`."""
+        self.conduct.ttft.recall(memory.ttft_at, memory.ttft_s, memory.ttft_samples)
+        self.conduct.errors.add(at, min(memory.errors, memory.attempts), memory.attempts)
+        self._readings.process_start = memory.process_start
+        self._readings.generated_tokens = memory.generated_tokens
+
+    def _is_news(self, at: float) -> bool:
+        return at >= self._born_at and self._readings.is_news(at)

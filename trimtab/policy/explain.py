@@ -1,0 +1,101 @@
+"""What a validation found, as problems of a file in an operator's words."""
+
+import re
+from collections.abc import Iterator
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from trimtab.policy.document import Document
+from trimtab.policy.problem import Path, Problem
+from trimtab.policy.schema import Schema, at, laws, sections, wanted
+from trimtab.policy.words import quoted, shown, unit, without_unit
+from trimtab.strict import FlawedError
+
+_NUMBER = re.compile(r"[-+]?[0-9_]*\.?[0-9_]+(?:e[-+]?[0-9]+)?", re.IGNORECASE)
+_WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-\s]")
+
+
+def explain(error: ValidationError, document: Document) -> Iterator[Problem]:
+    """All that `error` says of `document`. What belongs at a place is read from the JSON Schema."""
+    for details in error.errors(include_url=False):
+        path, schema = at(details["loc"])
+        yield from _problems(details, path, schema, document)
+
+
+def _problems(details: ErrorDetails, path: Path, schema: Schema, document: Document) -> Iterator[Problem]:
+    value = details["input"]
+    match details["type"]:
+        case "missing":
+            yield document.problem(path, f"missing; it must be {wanted(schema)}")
+        case "extra_forbidden":
+            _, section = at(details["loc"][:-1])
+            yield document.problem(path, _unknown_key(str(path[-1]), section), of_key=True)
+        case "value_error":
+            yield from _flaws(details, path, document)
+        case "union_tag_invalid" | "union_tag_not_found" if isinstance(value, dict):
+            where, known = (*path, "law"), {"enum": laws(schema), "type": "string"}
+            yield document.problem(where, _misfit(value["law"], where, known, document))
+        case "too_short" if value:
+            # pydantic does not count the items that it refused; these have been reported.
+            return
+        case _:
+            yield document.problem(path, _misfit(value, path, schema, document))
+
+
+def _flaws(details: ErrorDetails, path: Path, document: Document) -> Iterator[Problem]:
+    error = details["ctx"]["error"]
+    if not isinstance(error, FlawedError):
+        yield document.problem(path, str(error))
+        return
+    for flaw in error.flaws:
+        places: list[Path] = [(*path, *place) for place in flaw.at]
+        yield document.problem(next(filter(document.has, places), places[0]), flaw.message)
+
+
+def _misfit(value: Any, path: Path, schema: Schema, document: Document) -> str:
+    """Why a value does not fit, and what would."""
+    must_be = f"must be {wanted(schema)}"
+    choices = [choice for choice in schema.get("enum", ()) if isinstance(choice, str)]
+    match schema.get("type"), value:
+        case "object", None:
+            return f"is empty: it {must_be}, or be left out"
+        case _, None:
+            return f"has no value: it {must_be}"
+        case (("integer" | "number"), str()) if _NUMBER.fullmatch(value):
+            return f"{must_be}, and {quoted(value)} is text: take the quotes off"
+        case "string", (bool() | int() | float()) if not choices:
+            return f'{must_be}: put it in quotes, as in "{document.spelling(path)}"'
+        case "array", (str() | bool() | int() | float()):
+            return f"{must_be}: write [{document.spelling(path)}]"
+        case "array", dict() if value:
+            return f'{must_be}: put "- " before its first key'
+        case "object", (str() | int() | float()) if len(schema.get("required", ())) == 1:
+            return f"{must_be}: write {{{schema['required'][0]}: {document.spelling(path)}}}"
+        case _, str() if value in laws(schema):
+            return f"{must_be}: write {{law: {value}}}"
+        case _, str() if len(choices) > 1 and (near := get_close_matches(value, choices, n=1)):
+            return f"{must_be}, not {quoted(value)}; did you mean {quoted(near[0])}?"
+        case _:
+            return f"{must_be}, not {shown(value)}"
+
+
+def _unknown_key(key: str, section: Schema) -> str:
+    """What a key that `section` does not have was probably meant to be."""
+    meant = _WORD_BREAK.sub("_", key).lower()
+    best = max(section["properties"], key=lambda name: _likeness(meant, name))
+    likeness = _likeness(meant, best)
+    homes = dict.fromkeys(home.title for home in sections() if key in home.schema["properties"])
+    if likeness < 1 and homes:
+        return f"unknown key here: it belongs to {' or '.join(homes)}"
+    if likeness < 0.7:
+        return f"unknown key; the keys here are {', '.join(section['properties'])}"
+    measure = f", in {unit(best)}" if unit(best) != unit(meant) else ""
+    return f"unknown key; did you mean {quoted(best)}{measure}?"
+
+
+def _likeness(one: str, other: str) -> float:
+    """0..1; two names that differ in nothing but their unit are alike."""
+    return 1.0 if without_unit(one) == without_unit(other) else SequenceMatcher(None, one, other).ratio()

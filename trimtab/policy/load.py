@@ -1,0 +1,74 @@
+"""From a policy file to a `Policy`."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from trimtab.policy.document import Document
+from trimtab.policy.explain import explain
+from trimtab.policy.model import Policy
+from trimtab.policy.problem import PolicyError, Problem
+
+MAX_BYTES = 4 * 1024 * 1024
+"""The largest policy file; one with ten thousand endpoints has a quarter of it."""
+
+
+def load_policy(path: str | Path) -> Policy:
+    """Read and validate a policy file.
+
+    Raises PolicyError with every problem of the file; one that cannot be read is a problem too.
+    """
+    return decode_policy(read_policy(path), str(path))
+
+
+def parse_policy(text: str, source: str) -> Policy:
+    """Validate the text of a policy; `source` is the name that messages give it.
+
+    Raises PolicyError with every problem of the text. Checks between the fields of a section are made once
+    these are right one by one.
+    """
+    document = Document(text.removeprefix("\ufeff"), source)
+    problems = list(document.problems)
+    try:
+        # As JSON, pydantic's strict mode takes exactly what the JSON Schema allows: "10000" is no port.
+        policy = Policy.model_validate_json(json.dumps(document.data), strict=True)
+    except ValidationError as error:
+        noted = {problem.where for problem in problems}
+        problems += [problem for problem in explain(error, document) if problem.where not in noted]
+    if not problems:
+        return policy
+    # What is repeated through an alias is mended once.
+    distinct = {(problem.line, problem.column, problem.message): problem for problem in reversed(problems)}
+    raise PolicyError(sorted(distinct.values(), key=lambda problem: (problem.line, problem.column)))
+
+
+def read_policy(path: str | Path) -> bytes:
+    """The content of a policy file. Raises PolicyError if it cannot be read or is too large."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL in it
+        why = getattr(error, "strerror", None) or str(error)
+        raise PolicyError([Problem(str(path), 1, 1, "", f"the file cannot be read: {why.lower()}")]) from None
+    if len(content) > MAX_BYTES:
+        raise PolicyError([Problem(str(path), 1, 1, "", f"the file is larger than {MAX_BYTES >> 20} MiB")])
+    return content
+
+
+def decode_policy(content: bytes, source: str) -> Policy:
+    """Validate the content of a policy file. Raises PolicyError as `parse_policy` does."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
+        message = f"byte 0x{content[error.start]:02x} is not UTF-8: save the file as UTF-8"
+        raise PolicyError([Problem(source, line, column, "", message)]) from None
+    return parse_policy(text, source)
+
+
+def example_policy() -> str:
+    """The bundled example: a policy that serves, then every field with its default and its meaning."""
+    return files("trimtab").joinpath("data/policy.example.yaml").read_text(encoding="utf-8")

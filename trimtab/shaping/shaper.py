@@ -1,0 +1,190 @@
+"""From a law's scores and shares to the weights of a pool."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from random import Random
+
+from trimtab.fleet.conduct import Evidence, Judged
+from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.policy.model import Shaping
+from trimtab.scoring.capacity import capacities_of
+from trimtab.scoring.law import Law, Score
+from trimtab.shaping.decision import EndpointDecision, PoolDecision, State
+from trimtab.shaping.ramp import NEW_ENDPOINT
+from trimtab.shaping.standing import Hold, Standing
+from trimtab.shaping.weights import floored, moved, to_weight
+
+# The floor never gives an endpoint more than this part of what it would get by capacity alone, so that it
+# stays a floor in a large pool and does not load a weak endpoint.
+_FLOOR_OF_CAPACITY = 0.5
+
+Pushed = Mapping[str, tuple[int, bool]]  # address -> weight, takes work
+Holds = Mapping[EndpointId, Hold | None]
+
+
+class Shaper:
+    """The standings of one pool's endpoints, and the weights that were pushed last."""
+
+    def __init__(self, numbers: Shaping, rng: Random) -> None:
+        self.numbers = numbers
+        self._rng = rng
+        self._standings: dict[EndpointId, Standing] = {}
+        self._pushed: Pushed = {}
+        self._has_decided = False
+
+    @property
+    def standings(self) -> Mapping[EndpointId, Standing]:
+        return self._standings
+
+    @property
+    def pushed(self) -> Pushed:
+        """The weights in force, by the last decision that was changed."""
+        return self._pushed
+
+    def enter(self, endpoint: EndpointId, standing: Standing) -> None:
+        """Let an endpoint in with a standing; one that nobody lets in begins as a new one."""
+        self._standings[endpoint] = standing
+
+    def recall_pushed(self, pushed: Pushed) -> None:
+        """Measure the first decision against the weights that Envoy most likely still has."""
+        self._pushed = pushed
+
+    def hear(self, evidence: Evidence) -> None:
+        """Take in what an attempt said of its endpoint."""
+        standing = self._standing(evidence.at, evidence.endpoint)
+        if isinstance(evidence, Judged):
+            standing.judged(evidence, self.numbers, self._rng)
+        else:
+            standing.spoke(evidence.at - evidence.ttft_s)
+
+    def decide(self, pool: PoolSnapshot, law: Law) -> PoolDecision:
+        """Judge a pool by `law`, and shape what it says into weights."""
+        now, views = pool.at, pool.endpoints
+        scores = {id: _bounded(score) for id, score in law.judge(pool, now).items()}
+        self._standings = {view.id: self._standing(now, view.id) for view in views}
+        holds = self._holds(now, views)
+        shaped = {id: self._shaped(now, id, hold, scores[id].score, law) for id, hold in holds.items()}
+        all_out = all(holds.values())
+        shares = self._shares(
+            pool, holds, all_out, {id: _wanted(scores[id], shaped[id], law) for id in holds}
+        )
+        changed = self._push({view.id.address: shares.get(view.id) for view in views}, law)
+
+        decisions = []
+        for view in views:
+            score, hold = scores[view.id], holds[view.id]
+            state, until, reason = self._say(now, hold, all_out, shaped[view.id], score)
+            decisions.append(
+                EndpointDecision(
+                    id=view.id,
+                    view=view,
+                    score=score.score,
+                    breakdown=score.breakdown,
+                    shaped_score=shaped[view.id],
+                    share=shares.get(view.id, 0.0),
+                    weight=self._pushed[view.id.address][0],
+                    takes_work=view.id in shares,
+                    state=state,
+                    until=until,
+                    reason=reason,
+                )
+            )
+        return PoolDecision(pool.pool, now, tuple(decisions), changed)
+
+    def _standing(self, now: float, endpoint: EndpointId) -> Standing:
+        known = self._standings.get(endpoint)
+        if known is None:
+            known = self._standings[endpoint] = Standing(now, NEW_ENDPOINT)
+        return known
+
+    def _holds(self, now: float, views: Sequence[EndpointView]) -> Holds:
+        """What holds each endpoint back; a full KV cache does only while another is known to have room."""
+        holds = {view.id: self._standings[view.id].hold(now) for view in views}
+        limit = self.numbers.kv_limit
+        free = {view.id: view.signals.kv_usage for view in views if holds[view.id] is None}
+        full = {id for id, usage in free.items() if self._standings[id].is_full(usage, limit)}
+        room = any(usage is not None and id not in full for id, usage in free.items())
+        for id, standing in self._standings.items():
+            standing.was_full = room and id in full
+            if standing.was_full:
+                usage = f"KV usage {free[id]:.2f}, the limit is {limit:g}"
+                holds[id] = Hold(State.FULL, None, f"full: {usage}, and another endpoint has room")
+        return holds
+
+    def _shaped(self, now: float, id: EndpointId, hold: Hold | None, score: float, law: Law) -> float:
+        ramp = self._standings[id].ramp
+        if hold is not None and hold.state is not State.FULL:
+            ramp.hold(now if hold.until is None else hold.until)
+            return 0.0
+        return ramp.let(now, score, self.numbers.ramp_points_per_s) if law.ramped else ramp.follow(now, score)
+
+    def _shares(
+        self, pool: PoolSnapshot, holds: Holds, all_out: bool, wanted: Mapping[EndpointId, float]
+    ) -> dict[EndpointId, float]:
+        """The shares of the endpoints that take work; they sum to 1."""
+        capacities = capacities_of(pool)
+        takers = [id for id, hold in holds.items() if all_out or _takes_work(hold)]
+        raw = [0.0 if holds[id] else wanted[id] for id in takers]
+        if all_out:
+            raw = [capacities[id] * self._preference(pool.at, holds[id]) for id in takers]
+        elif not any(raw):
+            raw = [0.0 if holds[id] else capacities[id] for id in takers]
+        total = sum(capacities[id] for id in takers)
+        floors = [min(self.numbers.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total) for id in takers]
+        return dict(zip(takers, floored(raw, floors), strict=True))
+
+    def _preference(self, now: float, hold: Hold | None) -> float:
+        """With all endpoints out: less for one that is out for longer than an ordinary cool-down."""
+        left = 0.0 if hold is None or hold.until is None else hold.until - now
+        return 1.0 / max(1.0, left / self.numbers.cool_down_max_s)
+
+    def _push(self, shares: Mapping[str, float | None], law: Law) -> bool:
+        """Put shares (None: takes no work) in force if they differ enough, and say whether to push them."""
+        new = {
+            address: (to_weight(share or 0.0, len(shares)), share is not None)
+            for address, share in shares.items()
+        }
+        hysteresis = self.numbers.hysteresis if law.damped else 0.0
+        differs = new.keys() != self._pushed.keys() or any(
+            takes_work != self._pushed[address][1] or moved(weight, self._pushed[address][0], hysteresis)
+            for address, (weight, takes_work) in new.items()
+        )
+        if differs:
+            self._pushed = new
+        first, self._has_decided = not self._has_decided, True
+        return differs or first
+
+    def _say(
+        self, now: float, hold: Hold | None, all_out: bool, shaped: float, score: Score
+    ) -> tuple[State, float | None, str]:
+        """The state of an endpoint, when it ends by itself, and a line for people."""
+        if hold is not None:
+            if all_out and not _takes_work(hold):
+                return State.ALL_OUT, hold.until, f"all endpoints are out, so all are in; {hold.reason}"
+            return hold.state, hold.until, hold.reason
+        if shaped < score.score:
+            left = (score.score - shaped) / self.numbers.ramp_points_per_s
+            points = f"{shaped:.0f} of {score.score:.0f} points"
+            return State.RAMPING, now + left, f"ramping: {points}, {left:.1f} s left"
+        lost = sorted(
+            ((points, term) for term, points in score.breakdown.items() if points >= 0.05), reverse=True
+        )
+        terms = ", ".join(f"{points:.1f} by {term}" for points, term in lost)
+        return State.UP, None, f"up: {score.score:.0f} points" + (f", lost {terms}" if terms else "")
+
+
+def _takes_work(hold: Hold | None) -> bool:
+    return hold is None or hold.state is State.HALF_OPEN
+
+
+def _bounded(score: Score) -> Score:
+    """A score within its range: one bad number of a law must not spoil the whole pool."""
+    points = min(100.0, max(0.0, score.score)) if isfinite(score.score) else 0.0
+    share = max(0.0, score.share) if isfinite(score.share) else 0.0
+    return replace(score, score=points, share=share)
+
+
+def _wanted(score: Score, shaped: float, law: Law) -> float:
+    """The share that a law wants, as far as the ramp lets its score through."""
+    return score.share * shaped / score.score if law.ramped and score.score > 0 else score.share

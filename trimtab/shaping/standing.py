@@ -1,0 +1,136 @@
+"""What shaping holds against one incarnation of an endpoint."""
+
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trimtab.fleet.conduct import Judged
+from trimtab.fleet.judgement import Judgement
+from trimtab.policy.model import Shaping
+from trimtab.shaping.breaker import LONGEST_OPEN, Breaker, BreakerState
+from trimtab.shaping.cooldown import CoolDown
+from trimtab.shaping.decision import State
+from trimtab.shaping.ramp import Ramp
+
+# An endpoint that was out for a full KV cache comes back a little below the limit, or it would flap.
+_KV_HYSTERESIS = 0.02
+
+Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why an endpoint gets less than its share: nothing at all, or, half-open, the floor."""
+
+    state: State
+    until: float | None
+    reason: str
+
+
+class StandingMemory(BaseModel):
+    """What of a standing is kept over a restart of the control plane. None: never."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    score: float = Field(ge=0, le=100)
+    cooling_until: float | None = None
+    cool_down_repeats: Count = 0
+    leaving_until: float | None = None
+    breaker_failures: Count = 0
+    breaker_openings: Count = 0
+    breaker_opened_at: float | None = None
+    breaker_until: float | None = None
+    why: str = ""
+
+
+class Standing:
+    """Cool-down, drain, breaker, KV rule and ramp of an endpoint that comes in at `now` with a score."""
+
+    def __init__(self, now: float, score: float) -> None:
+        self.ramp = Ramp(now, score)
+        self._cool_down = CoolDown()
+        self._breaker = Breaker()
+        self._leaving_until = -inf
+        self._why = ""
+        self.was_full = False  # out for it at the last step
+
+    def judged(self, judged: Judged, numbers: Shaping, rng: Random) -> None:
+        """Take in what an attempt said of the endpoint."""
+        match judged.judgement:
+            case Judgement.REFUSED:
+                self._cool_down.refused(judged.at, judged.retry_after_s, numbers, rng)
+            case Judgement.LEAVING:
+                self._leaving_until = max(self._leaving_until, judged.at + numbers.cool_down_cap_s)
+            case Judgement.FAILURE:
+                self._breaker.failed(judged.at, judged.started_at, numbers)
+            case Judgement.SUCCESS:
+                self._breaker.succeeded(judged.started_at)
+                return
+            case _:
+                return
+        self._why = judged.why
+
+    def spoke(self, started_at: float) -> None:
+        """An attempt that was sent at `started_at` showed its first token."""
+        self._breaker.spoke(started_at)
+
+    def hold(self, now: float) -> Hold | None:
+        """Why the endpoint is held back at `now`; None if it is not."""
+        breaker = self._breaker.state(now)
+        if now < self._leaving_until:
+            return self._out(now, State.DRAINING, self._leaving_until)
+        if breaker is BreakerState.OPEN:
+            return self._out(now, State.OPEN, self._breaker.until)
+        if self._cool_down.active(now):
+            return self._out(now, State.COOLING, self._cool_down.until)
+        if breaker is BreakerState.HALF_OPEN:
+            return Hold(
+                State.HALF_OPEN, None, f"half-open: the next attempt decides; last failure: {self._why}"
+            )
+        return None
+
+    def is_full(self, kv_usage: float | None, limit: float) -> bool:
+        """Whether the KV cache is at the limit; UNKNOWN is not."""
+        if kv_usage is None:
+            return False
+        return kv_usage >= limit or (self.was_full and kv_usage >= limit - _KV_HYSTERESIS)
+
+    def remember(self) -> StandingMemory:
+        def when(at: float) -> float | None:
+            return None if at == -inf else at
+
+        return StandingMemory(
+            score=self.ramp.score,
+            cooling_until=when(self._cool_down.until),
+            cool_down_repeats=self._cool_down.repeats,
+            leaving_until=when(self._leaving_until),
+            breaker_failures=self._breaker.failures,
+            breaker_openings=self._breaker.openings,
+            breaker_opened_at=when(self._breaker.opened_at),
+            breaker_until=when(self._breaker.until),
+            why=self._why,
+        )
+
+    @classmethod
+    def recall(cls, now: float, memory: StandingMemory, numbers: Shaping) -> "Standing":
+        """Go on where `remember` left off; nothing lasts longer than if it had begun just now."""
+
+        def when(at: float | None, at_most_s: float) -> float:
+            return -inf if at is None else min(at, now + at_most_s)
+
+        standing = cls(now, memory.score)
+        standing._cool_down.until = when(memory.cooling_until, numbers.cool_down_cap_s)
+        standing._cool_down.repeats = memory.cool_down_repeats
+        standing._leaving_until = when(memory.leaving_until, numbers.cool_down_cap_s)
+        standing._breaker.failures = memory.breaker_failures
+        standing._breaker.openings = memory.breaker_openings
+        standing._breaker.opened_at = when(memory.breaker_opened_at, 0.0)
+        standing._breaker.until = when(memory.breaker_until, numbers.breaker_open_s * LONGEST_OPEN)
+        standing._why = memory.why
+        return standing
+
+    def _out(self, now: float, state: State, until: float) -> Hold:
+        return Hold(state, until, f"{state}: {self._why}, {until - now:.1f} s left")

@@ -1,0 +1,396 @@
+"""A simulated engine that speaks HTTP like vLLM 0.32.
+
+Besides vLLM's own routes there are `/control/log` and `/control/state`, which tell the truth to tests, and
+`/control/fault`; docs/engine-model.md describes them.
+"""
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
+
+from trimtab.sim.answers import DIALECTS, DONE, VERSION, Dialect, compact, error_event
+from trimtab.sim.attempts import Attempt, AttemptLog, End
+from trimtab.sim.batching import Refusal
+from trimtab.sim.faults import QUOTA, REFUSALS, Fault, FaultInForce
+from trimtab.sim.kinds import EngineKind
+from trimtab.sim.live import LiveEngine
+from trimtab.sim.replies import Reply, StreamedReply, frame
+from trimtab.sim.requests import BACKLOG, BUSY, DEAD, Failure, RequestError, parse, parse_json
+
+_MAX_BODY_BYTES = 256 * 2**20
+_UNCOUNTED = ("/metrics", "/health", "/ping", "/load", "/version", "/control")
+_PING = frame(": keep-alive\n\n")
+_PING_INTERVAL_S = 0.5
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Write = Callable[[bytes], None]
+
+
+class EngineServer:
+    """One engine behind one port, in the running event loop. `name` is told in the header x-sim-engine."""
+
+    def __init__(self, kind: EngineKind, *, model: str = "sim", name: str | None = None) -> None:
+        self.kind = kind
+        self.model = model
+        self.name = name or kind.name
+        self.engine = LiveEngine(kind, model)
+        self.attempts = AttemptLog()
+        self.address = ""  # host:port, once it has started
+        self._fault: FaultInForce | None = None
+        self._fault_timer: asyncio.TimerHandle | None = None
+        self._in_flight = 0
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen; port 0 takes a free one. Raises OSError if that fails."""
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._like_vllm])
+        app.router.add_get("/health", self._healthy)
+        app.router.add_get("/ping", self._healthy)
+        app.router.add_post("/ping", self._healthy)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/load", self._load)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/v1/models", self._models)
+        for dialect in DIALECTS:
+            app.router.add_post(dialect.path, partial(self._generate, dialect))
+        app.router.add_get("/control/log", self._control_log)
+        app.router.add_get("/control/state", self._control_state)
+        app.router.add_post("/control/fault", self._control_fault)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        self.address = f"{host}:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """Cut what is open and stop listening."""
+        self.set_fault(None)
+        self.engine.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def set_fault(self, fault: Fault | None) -> None:
+        """Put a fault in force in place of the one that is; None heals."""
+        if self._fault_timer is not None:
+            self._fault_timer.cancel()
+            self._fault_timer = None
+        if self._fault is not None:
+            self._fault.over.set()
+        self._fault = None if fault is None else FaultInForce(fault)
+        self.engine.slow_down(fault.factor if fault is not None and fault.kind == "slow" else 1)
+        if fault is not None and fault.kind == "mute":
+            self.engine.mute()
+        else:
+            self.engine.unmute()
+        if fault is not None and fault.for_s is not None:
+            self._fault_timer = asyncio.get_running_loop().call_later(fault.for_s, self.set_fault, None)
+
+    def state(self) -> dict[str, Any]:
+        """What is going on in the engine."""
+        return {
+            "name": self.name,
+            "kind": self.kind.name,
+            "model": self.model,
+            "running": self.engine.running,
+            "waiting": self.engine.waiting,
+            "kv_usage": self.engine.kv_usage,
+            "generated_tokens": self.engine.generated_tokens,
+            "attempts": self.attempts.count,
+            "open": self.attempts.open,
+            "fault": None if self._fault is None else self._fault.fault.model_dump(exclude_unset=True),
+        }
+
+    async def _generate(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        attempt = self.attempts.begin(dialect.path, request.headers)
+        self._in_flight += 1
+        try:
+            return await self._answer(dialect, request, attempt)
+        except asyncio.CancelledError:
+            attempt.end("client_left")
+            raise
+        finally:
+            self._in_flight -= 1
+
+    async def _answer(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
+        body = await request.read()
+        attempt.body_bytes = len(body)
+        try:
+            value = parse_json(body, request.content_type)
+            generation = parse(dialect.form, value, self.model, self.kind)
+        except RequestError as error:
+            return self._fail(dialect, attempt, error.failure, "bad_request")
+        answer = dialect.answer(generation, self.model)
+        attempt.streamed = generation.stream
+        attempt.prompt_tokens = generation.prompt_tokens
+        attempt.output_tokens = answer.output_tokens
+        fault = self._strike(attempt)
+        if fault is not None:
+            response = await self._strike_before_headers(fault, dialect, request, attempt)
+            if response is not None:
+                return response
+        refusal = self.engine.refusal()
+        if refusal is not None:
+            failure = BUSY if refusal is Refusal.QUEUED_REQS else BACKLOG
+            return self._fail(dialect, attempt, failure, "refused")
+        reply = StreamedReply(answer, attempt) if generation.stream else Reply(answer, attempt)
+        sequences = self.engine.submit(generation.prompt_tokens, reply.choices)
+        try:
+            if isinstance(reply, StreamedReply):
+                response = await self._stream(reply, request, fault)
+            else:
+                response = await self._whole(reply, request, fault)
+        finally:
+            for sequence in sequences:
+                self.engine.cancel(sequence)
+        attempt.end("complete")
+        self.engine.metrics.observe("vllm:request_params_n", generation.n)
+        self.engine.metrics.observe("vllm:request_params_max_tokens", generation.max_tokens)
+        return response
+
+    async def _stream(
+        self, reply: StreamedReply, request: web.Request, fault: FaultInForce | None
+    ) -> web.StreamResponse:
+        response = await self._open_stream(request, reply.attempt)
+        write = _writer(request)
+        if fault is not None:
+            match fault.fault.kind:
+                case "hang_after_headers":
+                    await fault.over.wait()
+                case "ping_first":
+                    await _ping(write, fault.fault.seconds)
+                    reply.open(write)
+                    await asyncio.sleep(fault.fault.role_lead_s)
+                case "die_mid_stream":
+                    reply.die_after = fault.fault.after_tokens
+        reply.start(write)
+        await reply.done.wait()
+        if reply.died:
+            await _break(request, reply.attempt, "died")
+        return response
+
+    async def _whole(self, reply: Reply, request: web.Request, fault: FaultInForce | None) -> web.Response:
+        await reply.done.wait()
+        if fault is not None:
+            match fault.fault.kind:
+                case "hang_after_headers":
+                    await fault.over.wait()
+                case "die_mid_stream":
+                    await _break(request, reply.attempt, "died")
+        headers = self._orca_header(request)
+        reply.attempt.send_header(200)
+        reply.attempt.tokens = reply.attempt.output_tokens
+        return _json(reply.answer.whole(reply.texts()), headers=headers)
+
+    async def _open_stream(self, request: web.Request, attempt: Attempt) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        self._add_headers(response)
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        attempt.send_header(200)
+        return response
+
+    def _orca_header(self, request: web.Request) -> dict[str, str]:
+        """Load on request, as vLLM tells it: for whole answers only."""
+        load = {
+            "num_requests_waiting": float(self.engine.waiting),
+            "kv_cache_usage_perc": self.engine.kv_usage,
+        }
+        match request.headers.get("endpoint-load-metrics-format", "").upper():
+            case "JSON":
+                value = f"JSON {json.dumps({'named_metrics': load})}"
+            case "TEXT":
+                value = "TEXT " + ", ".join(f"named_metrics.{name}={load[name]}" for name in load)
+            case _:
+                return {}
+        return {"endpoint-load-metrics": value}
+
+    def _strike(self, attempt: Attempt) -> FaultInForce | None:
+        """The fault, if there is one that strikes this request."""
+        fault = self._fault
+        if fault is None or not fault.strikes():
+            return None
+        attempt.fault = fault.fault.kind
+        return fault
+
+    async def _strike_before_headers(
+        self, fault: FaultInForce, dialect: Dialect, request: web.Request, attempt: Attempt
+    ) -> web.StreamResponse | None:
+        """Do what the fault does before an answer begins; None if the request goes on from there."""
+        kind = fault.fault.kind
+        match kind:
+            case "hang_before_headers":
+                await fault.over.wait()
+            case "reset_before_headers":
+                await _break(request, attempt, "reset")
+            case "saturate_429" | "saturate_503":
+                return self._fail(dialect, attempt, REFUSALS[kind], "refused")
+            case "quota_429":
+                seconds = fault.fault.retry_after_s
+                headers = {} if seconds is None else {"retry-after": f"{seconds:g}"}
+                return self._fail(dialect, attempt, QUOTA[fault.fault.shape], "refused", headers)
+            case "error_500":
+                return self._fail(dialect, attempt, REFUSALS[kind], "failed")
+            case "error_event" if not attempt.streamed:
+                return self._fail(dialect, attempt, DEAD, "failed")
+            case "error_event":
+                response = await self._open_stream(request, attempt)
+                _writer(request)(frame(error_event(DEAD)) + frame(DONE))
+                attempt.end("error_event")
+                return response
+        return None
+
+    def _fail(
+        self,
+        dialect: Dialect,
+        attempt: Attempt,
+        failure: Failure,
+        how: End,
+        headers: Mapping[str, str] | None = None,
+    ) -> web.Response:
+        attempt.send_header(failure.status)
+        attempt.end(how)
+        return _json(dialect.error_body(failure), status=failure.status, headers=headers)
+
+    async def _healthy(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json({"version": VERSION})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        return _json({"server_load": self._in_flight})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self.engine.page(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        created = int(time.time())
+        permission = {
+            "id": f"modelperm-{created:016x}",
+            "object": "model_permission",
+            "created": created,
+            "allow_create_engine": False,
+            "allow_sampling": True,
+            "allow_logprobs": True,
+            "allow_search_indices": False,
+            "allow_view": True,
+            "allow_fine_tuning": False,
+            "organization": "*",
+            "group": None,
+            "is_blocking": False,
+        }
+        model = {
+            "id": self.model,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": self.model,
+            "parent": None,
+            "max_model_len": self.kind.max_model_len,
+            "permission": [permission],
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def _control_log(self, request: web.Request) -> web.Response:
+        since = request.query.get("since", "0")
+        if not since.isdecimal():
+            return _json({"error": f"since={since!r} is not a number"}, status=400)
+        return _json(self.attempts.since(int(since)))
+
+    async def _control_state(self, request: web.Request) -> web.Response:
+        return _json(self.state())
+
+    async def _control_fault(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            value = json.loads(body)
+            fault = None if value == {"kind": "none"} else Fault.model_validate(value)
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            return _json({"error": problems}, status=400)
+        except ValueError as error:
+            return _json({"error": str(error)}, status=400)
+        self.set_fault(fault)
+        return _json(self.state())
+
+    @web.middleware
+    async def _like_vllm(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Errors of the router in vLLM's shape, its headers on everything, and its counts."""
+        started = time.monotonic()
+        path = request.path
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            response = _json({"detail": error.reason}, status=error.status)
+            if isinstance(error, web.HTTPMethodNotAllowed):
+                response.headers["allow"] = ", ".join(sorted(error.allowed_methods))
+            elif error.status == 404:
+                path = "none"
+        if not response.prepared:
+            self._add_headers(response)
+        if not path.startswith(_UNCOUNTED):
+            self.engine.metrics.http.count(
+                request.method,
+                path,
+                response.status,
+                request.content_length or 0,
+                response.content_length or 0,
+                time.monotonic() - started,
+            )
+        return response
+
+    def _add_headers(self, response: web.StreamResponse) -> None:
+        response.headers["server"] = "uvicorn"
+        response.headers["vary"] = "Origin"
+        response.headers["x-sim-engine"] = self.name
+
+
+def _json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=compact(value).encode(), status=status, headers=headers, content_type="application/json"
+    )
+
+
+def _writer(request: web.Request) -> Write:
+    """Write to the connection of a request whose headers are sent; nothing if the client has left.
+
+    Each step of an engine writes to all its streams from one callback. aiohttp's own `write` is a coroutine,
+    and waking a task for each token would cost more than the token.
+    """
+
+    def write(data: bytes) -> None:
+        transport = request.transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+
+    return write
+
+
+async def _ping(write: Write, seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + seconds
+    while (left := until - loop.time()) > 0:
+        write(_PING)
+        await asyncio.sleep(min(_PING_INTERVAL_S, left))
+
+
+async def _break(request: web.Request, attempt: Attempt, how: End) -> NoReturn:
+    """Close the connection in the middle of things. aiohttp then cancels this handler."""
+    attempt.end(how)
+    transport = request.transport
+    if transport is not None:
+        if how == "reset":
+            connection: socket.socket = transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        transport.abort()
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("unreachable: nobody sets the future")

@@ -1,0 +1,141 @@
+"""The pages for operators and their tools: read only, without secrets, on loopback by default."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from aiohttp import web
+
+from trimtab.pool import EndpointDecision, PoolDecision
+from xds_server.ads import ClientRow
+from xds_server.metrics import Metrics
+from xds_server.state import AdminState
+
+__all__ = ["AdminState", "admin_app"]
+
+_PAGES = {
+    "/metrics": "metrics in the Prometheus text format",
+    "/endpoints": "every endpoint with its weight, and why (JSON)",
+    "/clients": "the Envoys that are connected, and what they have accepted (JSON)",
+    "/policy": "the policy in force, with its defaults (JSON)",
+    "/healthz": "200 while the process works",
+    "/readyz": "200 once Envoys are served, 503 with the reason until then",
+}
+
+Json = dict[str, Any]
+
+
+def admin_app(
+    state: AdminState, metrics: Metrics, *, now: Callable[[], float] = time.time
+) -> web.Application:
+    """The pages, as an application to be served on the policy's `services.admin`. `now` is Unix seconds."""
+
+    async def index(request: web.Request) -> web.Response:
+        return web.Response(text="".join(f"{path:<12}{what}\n" for path, what in _PAGES.items()))
+
+    async def show_metrics(request: web.Request) -> web.Response:
+        body, content_type = await metrics.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def endpoints(request: web.Request) -> web.Response:
+        return _json({"pools": {name: _pool(decision, now()) for name, decision in state.decisions.items()}})
+
+    async def clients(request: web.Request) -> web.Response:
+        return _json({"clients": [_client(row, now()) for row in state.clients()]})
+
+    async def policy(request: web.Request) -> web.Response:
+        return _json(state.policy.model_dump(mode="json"))
+
+    async def healthz(request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def readyz(request: web.Request) -> web.Response:
+        if state.ready:
+            return web.Response(text="ready\n")
+        waiting = [pool.name for pool in state.policy.pools if pool.name not in state.decisions]
+        cause = f"; no endpoints are known yet of: {', '.join(waiting)}" if waiting else ""
+        return web.Response(status=503, text=f"nothing has been published to Envoys yet{cause}\n")
+
+    app = web.Application()
+    app.router.add_get("/", index)
+    for handler in (show_metrics, endpoints, clients, policy, healthz, readyz):
+        app.router.add_get(f"/{handler.__name__.removeprefix('show_')}", handler)
+    return app
+
+
+def _pool(decision: PoolDecision, now: float) -> Json:
+    """A pool on `/endpoints`: when it was decided, and every endpoint in the order of addresses."""
+    return {
+        "at": decision.at,
+        "age_s": now - decision.at,
+        "endpoints": [_endpoint(endpoint) for endpoint in decision.endpoints],
+    }
+
+
+def _endpoint(decision: EndpointDecision) -> Json:
+    """An endpoint on `/endpoints`: all of `EndpointDecision` and `EndpointView`; null is UNKNOWN."""
+    view = decision.view
+    return {
+        "name": view.name,
+        "address": decision.id.address,
+        "incarnation": decision.id.incarnation,
+        "state": decision.state,
+        "reason": decision.reason,
+        "until": decision.until,
+        "takes_work": decision.takes_work,
+        "weight": decision.weight,
+        "share": decision.share,
+        "score": decision.score,
+        "shaped_score": decision.shaped_score,
+        "breakdown": dict(decision.breakdown),
+        "capacity": view.capacity,
+        "labels": dict(view.labels),
+        "ttft_s": view.ttft_s,
+        "ttft_samples": view.ttft_samples,
+        "error_share": view.error_share,
+        "error_samples": view.error_samples,
+        "in_flight": view.in_flight,
+        "in_flight_reported": view.in_flight_reported,
+        "lease_difference": view.lease_difference,
+        "awaiting_token": view.awaiting_token,
+        "outstanding_prompt_bytes": view.outstanding_prompt_bytes,
+        "oldest_wait_s": view.oldest_wait_s,
+        "signals": asdict(view.signals),
+        "signals_age_s": view.signals_age_s,
+    }
+
+
+def _client(row: ClientRow, now: float) -> Json:
+    """An Envoy on `/clients`, with what it has accepted of each type it asked for."""
+    return {
+        "node": row.node,
+        "variant": row.variant,
+        "since": row.since,
+        "age_s": now - row.since,
+        "types": {
+            type_url.name: {"accepted_version": seen.accepted_version, "refusal": seen.refusal or None}
+            for type_url, seen in row.types.items()
+            if seen.accepted_version or seen.refusal
+        },
+    }
+
+
+def _json(page: Json) -> web.Response:
+    return web.Response(
+        text=json.dumps(_finite(page), indent=2, allow_nan=False) + "\n", content_type="application/json"
+    )
+
+
+def _finite(value: Any) -> Any:
+    """The value with null in place of numbers that JSON does not have."""
+    match value:
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list():
+            return [_finite(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value

@@ -1,0 +1,98 @@
+"""The latest decisions as gauges, read whole at each scrape: nothing of an endpoint outlives it."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from trimtab.pool import EndpointDecision, State
+from xds_server.state import AdminState
+
+_LABELS = ("pool", "endpoint")
+
+# None is UNKNOWN, and has no sample.
+_GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...] = (
+    ("weight", "Weight of the latest decision, an integer of at least 1.", lambda e: e.weight),
+    ("share_ratio", "Part of the pool's new work that the endpoint is meant to get.", lambda e: e.share),
+    ("score", "What the law says of the endpoint: 0 to 100, 100 is best.", lambda e: e.score),
+    ("shaped_score", "The score after the ramp: 0 to 100.", lambda e: e.shaped_score),
+    ("takes_work", "1 if the endpoint takes new work, 0 if it is drained.", lambda e: e.takes_work),
+    ("in_flight", "Attempts in flight, by the leases of the access log.", lambda e: e.view.in_flight),
+    (
+        "in_flight_reported",
+        "Attempts in flight, by Envoy's load reports.",
+        lambda e: e.view.in_flight_reported,
+    ),
+    (
+        "lease_difference",
+        "Leases minus the attempts in flight that Envoy reports, where the difference has lasted.",
+        lambda e: e.view.lease_difference,
+    ),
+    ("awaiting_token", "Streams in flight without a first token.", lambda e: e.view.awaiting_token),
+    (
+        "outstanding_prompt_bytes",
+        "Request bytes of attempts that have not shown a token.",
+        lambda e: e.view.outstanding_prompt_bytes,
+    ),
+    (
+        "oldest_wait_seconds",
+        "Age of the oldest stream without a first token.",
+        lambda e: e.view.oldest_wait_s,
+    ),
+    (
+        "ttft_average_seconds",
+        "Average of the latest times to first token, as the law sees it.",
+        lambda e: e.view.ttft_s,
+    ),
+    (
+        "error_ratio",
+        "Decaying part of attempts that failed by the endpoint's fault.",
+        lambda e: e.view.error_share,
+    ),
+    ("waiting", "Requests in the engine's queue, by its own metrics.", lambda e: e.view.signals.waiting),
+    ("running", "Sequences that the engine decodes, by its own metrics.", lambda e: e.view.signals.running),
+    (
+        "kv_usage_ratio",
+        "Part of the KV cache in use, by the engine's own metrics.",
+        lambda e: e.view.signals.kv_usage,
+    ),
+    ("signals_age_seconds", "Age of the engine's last good reading.", lambda e: e.view.signals_age_s),
+)
+
+
+class DecisionCollector(Collector):
+    """Yields the gauges of all pools' endpoints; the label `endpoint` is the name in the policy."""
+
+    def __init__(self, state: AdminState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        rows = [
+            ((decision.pool, endpoint.view.name), endpoint)
+            for decision in list(self._state.decisions.values())
+            for endpoint in decision.endpoints
+        ]
+        for name, documentation, value_of in _GAUGES:
+            family = GaugeMetricFamily(f"trimtab_endpoint_{name}", documentation, labels=_LABELS)
+            for where, endpoint in rows:
+                value = value_of(endpoint)
+                if value is not None:
+                    family.add_metric(where, value)
+            yield family
+
+        lost = GaugeMetricFamily(
+            "trimtab_endpoint_lost_points",
+            "Points of the score that the endpoint loses, by term.",
+            labels=(*_LABELS, "term"),
+        )
+        states = GaugeMetricFamily(
+            "trimtab_endpoint_state",
+            "1 for the state that the endpoint is in, 0 for the others.",
+            labels=(*_LABELS, "state"),
+        )
+        for where, endpoint in rows:
+            for term, points in endpoint.breakdown.items():
+                lost.add_metric((*where, term), points)
+            for state in State:
+                states.add_metric((*where, state), endpoint.state is state)
+        yield from (lost, states)

@@ -1,0 +1,355 @@
+"""Everything that is counted, for Prometheus."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+
+from trimtab.fleet.observation import (
+    AttemptEnded,
+    AttemptStarted,
+    FirstToken,
+    Observation,
+    Outcome,
+    Rejected,
+    SignalsRead,
+)
+from trimtab.pool import EndpointDecision, PoolDecision
+from xds_server.decision_metrics import DecisionCollector
+from xds_server.events import XdsEvents
+from xds_server.first_tokens import FirstTokens
+from xds_server.snapshot import TypeUrl
+from xds_server.state import AdminState
+
+# From a cached prompt on a fast machine to a long one behind a full queue.
+_TTFT_BUCKETS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 20, 40, 80, 160,
+)  # fmt: skip
+_LATENCY_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_LOOP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1, 2.5, 5, 10)
+_ACK_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_STEP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+# An observing process that was not heard of while so many others were has ended.
+_OBSERVERS_MAX = 256
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One decision on its way to the Envoys."""
+
+    observed_at: float  # the first observation that it takes into account
+    decided_at: float
+    told: set[str] = field(default_factory=set)  # nodes
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """The latest decision of a pool, by address."""
+
+    decision: PoolDecision
+    law: str
+    endpoints: Mapping[str, EndpointDecision]
+
+
+class Metrics(XdsEvents):
+    """Counts what happens, and shows the latest decisions of `state` beside it.
+
+    The label `endpoint` (or `backend`) is the name in the policy. All series of an endpoint vanish with
+    the decision that no longer has it, and what is still heard of it is not counted. `now` is Unix
+    seconds. Belongs to the event loop that owns `state`.
+    """
+
+    def __init__(self, state: AdminState, *, now: Callable[[], float] = time.time) -> None:
+        # They would double our series for nothing, and this process exports no others.
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._state = state
+        self._now = now
+        self._pools: dict[str, _Pool] = {}
+        self._first_tokens = FirstTokens()
+        self._observers: dict[str, tuple[float, int, int]] = {}
+        self._connected_at: dict[str, float] = {}
+        self._observed_at: dict[str, float] = {}  # the first observation of a pool since its last step
+        self._turn: _Turn | None = None
+        self._unacked: dict[str, _Turn] = {}
+        self._counted: set[tuple[str, str]] = set()  # pool and name of endpoints that may have series
+        self._stepped: set[str] = set()  # pools that may have series
+        self.registry = CollectorRegistry()
+        self.registry.register(DecisionCollector(state))
+        self._declare()
+
+    async def render(self, accept: str) -> tuple[bytes, str]:
+        """The page and its content type, in the format that the Accept header asks for.
+
+        Formatting happens in a thread: a thousand endpoints take longer than a step of the weight loop.
+        """
+        self._prune()
+        encode, content_type = choose_encoder(accept)
+        return await asyncio.to_thread(encode, self.registry), content_type
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Count observations of any pools."""
+        for seen in observations:
+            pool = self._pool(seen.pool)
+            endpoint = pool and pool.endpoints.get(seen.address)
+            if pool and endpoint:
+                self._observed_at.setdefault(seen.pool, seen.at)
+                self._counted.add((seen.pool, endpoint.view.name))
+                self._count(pool, endpoint, seen)
+
+    def decided(self, decision: PoolDecision, step_seconds: float) -> None:
+        """A step was made, and took so long; if it `changed`, it is about to be pushed."""
+        self._stepped.add(decision.pool)
+        self._step.labels(decision.pool).observe(step_seconds)
+        observed_at = self._observed_at.pop(decision.pool, None)
+        if decision.changed and observed_at is not None:
+            self._turn = _Turn(observed_at, self._now())
+
+    def observer(self, observer: str, cpu_seconds: float, watched: int, dropped: int) -> None:
+        """The counters of an observing process since its start; one that falls has begun anew."""
+        last = self._observers.pop(observer, (0.0, 0, 0))
+        self._observers[observer] = (cpu_seconds, watched, dropped)
+        if len(self._observers) > _OBSERVERS_MAX:
+            del self._observers[next(iter(self._observers))]
+        counters = (self._observation_cpu, self._watched, self._dropped)
+        for counter, value, before in zip(counters, self._observers[observer], last, strict=True):
+            counter.inc(value - before if value >= before else value)
+
+    def watch_share(self, percent: float) -> None:
+        """Streamed attempts that are watched, 0 to 100."""
+        self._watch_share.set(percent / 100)
+
+    def policy_accepted(self) -> None:
+        """A policy has come into force."""
+        self._reloads.labels("ok").inc()
+        self._policy_valid.set(1)
+
+    def policy_refused(self) -> None:
+        """The policy file was changed and is not valid: the last good policy stays in force."""
+        self._reloads.labels("failed").inc()
+        self._policy_valid.set(0)
+
+    def fault(self, part: str) -> None:
+        """A part of the control plane failed and was caught; `part` is one of a few fixed words."""
+        self._faults.labels(part).inc()
+
+    def connected(self, node: str, variant: str) -> None:
+        self._connected_at[node] = self._now()
+        self._envoys.labels(variant).inc()
+
+    def disconnected(self, node: str, variant: str) -> None:
+        self._connected_at.pop(node, None)
+        self._unacked.pop(node, None)
+        self._envoys.labels(variant).dec()
+
+    def pushed(self, node: str, type_url: str, resources: int, size_bytes: int) -> None:
+        kind = _type_name(type_url)
+        self._pushes.labels(kind).inc()
+        self._pushed_resources.labels(kind).inc(resources)
+        self._pushed_bytes.labels(kind).inc(size_bytes)
+        turn, connected_at = self._turn, self._connected_at.get(node)
+        # An Envoy that came after the decision is sent old news, which says nothing of the loop.
+        if (
+            kind == "EDS"
+            and turn
+            and node not in turn.told
+            and connected_at
+            and connected_at <= turn.decided_at
+        ):
+            turn.told.add(node)
+            self._unacked[node] = turn
+
+    def acked(self, node: str, type_url: str, version: str, seconds: float) -> None:
+        kind = _type_name(type_url)
+        self._acks.labels(kind).inc()
+        self._ack_delay.labels(kind).observe(seconds)
+        if kind == "EDS" and (turn := self._unacked.pop(node, None)):
+            self._loop.observe(max(0.0, self._now() - turn.observed_at))
+
+    def nacked(self, node: str, type_url: str, version: str, reason: str) -> None:
+        self._nacks.labels(_type_name(type_url)).inc()
+
+    def _count(self, pool: _Pool, endpoint: EndpointDecision, seen: Observation) -> None:
+        where = (seen.pool, endpoint.view.name)
+        ttft_s = None
+        match seen:
+            case AttemptStarted():
+                self._routed.labels(*where, pool.law, endpoint.state).inc()
+                ttft_s = self._first_tokens.started(seen)
+            case FirstToken():
+                ttft_s = self._first_tokens.token(seen)
+            case AttemptEnded():
+                self._attempts.labels(*where, seen.outcome).inc()
+                if seen.outcome is Outcome.UNREACHABLE:
+                    self._routed.labels(*where, pool.law, endpoint.state).inc()
+                else:
+                    self._latency.labels(*where).observe(max(0.0, seen.at - seen.started_at))
+                ttft_s = self._first_tokens.ended(seen)
+            case Rejected():
+                self._rejections.labels(*where, seen.verdict).inc()
+            case SignalsRead():
+                self._scrapes.labels(*where).inc()
+                if seen.error:
+                    self._scrape_errors.labels(*where).inc()
+        if ttft_s is not None:
+            self._ttft.labels(*where).observe(ttft_s)
+
+    def _pool(self, name: str) -> _Pool | None:
+        decision = self._state.decisions.get(name)
+        if decision is None:
+            return None
+        known = self._pools.get(name)
+        if known is None or known.decision is not decision:
+            laws = (pool.scoring.law for pool in self._state.policy.pools if pool.name == name)
+            endpoints = {endpoint.id.address: endpoint for endpoint in decision.endpoints}
+            known = self._pools[name] = _Pool(decision, next(laws, ""), endpoints)
+        return known
+
+    def _prune(self) -> None:
+        """Take out the series of endpoints that are gone."""
+        decisions = self._state.decisions
+        present = {(name, e.view.name) for name, decision in decisions.items() for e in decision.endpoints}
+        for pool, name in self._counted - present:
+            for metric in (self._ttft, self._attempts, self._rejections, self._scrapes, self._scrape_errors):
+                metric.remove_by_labels({"pool": pool, "endpoint": name})
+            for metric in (self._routed, self._latency):
+                metric.remove_by_labels({"pool": pool, "backend": name})
+        self._counted &= present
+        for gone in self._stepped - decisions.keys():
+            self._step.remove_by_labels({"pool": gone})
+        self._stepped &= decisions.keys()
+        for gone in self._pools.keys() - decisions.keys():
+            del self._pools[gone]
+
+    def _declare(self) -> None:
+        registry = self.registry
+        endpoint = ("pool", "endpoint")
+        self._ttft = Histogram(
+            "trimtab_ttft_seconds",
+            "From the start of an attempt to the first chunk with generated content.",
+            endpoint,
+            registry=registry,
+            buckets=_TTFT_BUCKETS,
+        )
+        self._attempts = Counter(
+            "trimtab_attempts",
+            "Attempts that have ended, by outcome.",
+            (*endpoint, "outcome"),
+            registry=registry,
+        )
+        self._rejections = Counter(
+            "trimtab_rejections",
+            "Error answers that were read, by verdict.",
+            (*endpoint, "verdict"),
+            registry=registry,
+        )
+        self._scrapes = Counter(
+            "trimtab_scrapes",
+            "Readings of the engine's own metrics, the failed ones too.",
+            endpoint,
+            registry=registry,
+        )
+        self._scrape_errors = Counter(
+            "trimtab_scrape_errors",
+            "Readings of the engine's own metrics that failed.",
+            endpoint,
+            registry=registry,
+        )
+        self._routed = Counter(
+            "lb_route_decision",
+            "Attempts sent to a backend, by the law that weighs it (method) and its state (reason).",
+            ("pool", "backend", "method", "reason"),
+            registry=registry,
+        )
+        self._latency = Histogram(
+            "lb_upstream_latency_seconds",
+            "From the start of an attempt to its end.",
+            ("pool", "backend"),
+            registry=registry,
+            buckets=_LATENCY_BUCKETS,
+        )
+        self._step = Histogram(
+            "trimtab_step_seconds",
+            "Duration of one computation of a pool's weights.",
+            ("pool",),
+            registry=registry,
+            buckets=_STEP_BUCKETS,
+        )
+        self._loop = Histogram(
+            "trimtab_loop_seconds",
+            "From the first observation that a pushed decision takes into account to an Envoy's ACK.",
+            registry=registry,
+            buckets=_LOOP_BUCKETS,
+        )
+        self._envoys = Gauge(
+            "trimtab_envoys_connected",
+            "Open discovery streams, by protocol.",
+            ("variant",),
+            registry=registry,
+        )
+        self._pushes = Counter("trimtab_xds_pushes", "Responses sent, by type.", ("type",), registry=registry)
+        self._pushed_resources = Counter(
+            "trimtab_xds_pushed_resources", "Resources sent, by type.", ("type",), registry=registry
+        )
+        self._pushed_bytes = Counter(
+            "trimtab_xds_pushed_bytes", "Bytes sent, by type.", ("type",), registry=registry
+        )
+        self._acks = Counter(
+            "trimtab_xds_acks", "Responses that an Envoy has accepted, by type.", ("type",), registry=registry
+        )
+        self._nacks = Counter(
+            "trimtab_xds_nacks", "Responses that an Envoy has refused, by type.", ("type",), registry=registry
+        )
+        self._ack_delay = Histogram(
+            "trimtab_xds_ack_seconds",
+            "From a push to its ACK, by type.",
+            ("type",),
+            registry=registry,
+            buckets=_ACK_BUCKETS,
+        )
+        # A series that begins at 1 has not increased, for Prometheus: the first refusal would raise no alert.
+        for kind in TypeUrl:
+            for counter in (self._pushes, self._acks, self._nacks):
+                counter.labels(kind.name)
+        self._watch_share = Gauge(
+            "trimtab_watch_share_ratio", "Part of the streamed attempts that is watched.", registry=registry
+        )
+        self._observation_cpu = Counter(
+            "trimtab_observation_cpu_seconds", "CPU time used by observing processes.", registry=registry
+        )
+        self._watched = Counter(
+            "trimtab_attempts_watched", "Streamed answers that were watched.", registry=registry
+        )
+        self._dropped = Counter(
+            "trimtab_observations_dropped",
+            "Observations lost to a full buffer, or dropped because they were malformed.",
+            registry=registry,
+        )
+        self._reloads = Counter(
+            "trimtab_policy_reloads",
+            "Policies that came into force (ok) or were refused.",
+            ("result",),
+            registry=registry,
+        )
+        for result in ("ok", "failed"):
+            self._reloads.labels(result)
+        self._policy_valid = Gauge(
+            "trimtab_policy_valid", "1 if the policy file as it is now is in force.", registry=registry
+        )
+        self._faults = Counter(
+            "trimtab_faults",
+            "Failures inside the control plane that were caught, by part.",
+            ("part",),
+            registry=registry,
+        )
+
+
+def _type_name(type_url: str) -> str:
+    try:
+        return TypeUrl(type_url).name
+    except ValueError:
+        return "other"

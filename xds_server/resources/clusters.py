@@ -1,0 +1,92 @@
+"""One cluster per pool; its endpoints and their weights come over EDS."""
+
+from datetime import timedelta
+
+from envoy_data_plane.envoy.config.cluster.v3 import (
+    CircuitBreakers,
+    CircuitBreakersThresholds,
+    Cluster,
+    ClusterCommonLbConfig,
+    ClusterDiscoveryType,
+    ClusterEdsClusterConfig,
+    ClusterLbPolicy,
+    ClusterLeastRequestLbConfig,
+    UpstreamConnectionOptions,
+)
+from envoy_data_plane.envoy.config.core.v3 import (
+    Http1ProtocolOptions,
+    HttpProtocolOptions,
+    RuntimeDouble,
+    TcpKeepalive,
+)
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptions as UpstreamOptions
+from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptionsExplicitHttpConfig
+from envoy_data_plane.envoy.type.v3 import Percent
+from envoy_data_plane.google.protobuf import Any
+
+from trimtab.policy.model import ExtProc, Pool
+from xds_server.resources.observers import upstream_filters
+from xds_server.resources.packing import over_ads
+
+_UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+# Engines queue for themselves and say when they are full. Envoy's defaults (1024 requests, 3 retries under
+# way) would refuse or give up long before.
+_NO_LIMIT = 1_000_000
+
+# uvicorn closes a connection that was idle for 5 s; one that is given up earlier is never met half closed.
+_IDLE_CONNECTION = timedelta(seconds=4)
+
+
+def cluster(pool: Pool, ext_proc: ExtProc) -> Cluster:
+    """The cluster of `pool`, which has its name, as has its EDS resource."""
+    return Cluster(
+        name=pool.name,
+        type=ClusterDiscoveryType.EDS,
+        eds_cluster_config=ClusterEdsClusterConfig(eds_config=over_ads()),
+        connect_timeout=timedelta(seconds=1),
+        common_lb_config=ClusterCommonLbConfig(
+            # Shaping decides who is in. Below the default of 50 % healthy Envoy would send to everybody.
+            healthy_panic_threshold=Percent(value=0),
+            update_merge_window=timedelta(0),
+        ),
+        circuit_breakers=CircuitBreakers(
+            thresholds=[
+                CircuitBreakersThresholds(
+                    max_connections=_NO_LIMIT,
+                    max_pending_requests=_NO_LIMIT,
+                    max_requests=_NO_LIMIT,
+                    max_retries=_NO_LIMIT,
+                )
+            ]
+        ),
+        # A machine that is gone without a word is noticed within a minute, while streams may be silent for
+        # longer.
+        upstream_connection_options=UpstreamConnectionOptions(
+            tcp_keepalive=TcpKeepalive(keepalive_time=20, keepalive_interval=10, keepalive_probes=3)
+        ),
+        typed_extension_protocol_options={
+            _UPSTREAM_OPTIONS: Any.pack(
+                UpstreamOptions(
+                    common_http_protocol_options=HttpProtocolOptions(idle_timeout=_IDLE_CONNECTION),
+                    explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
+                        http_protocol_options=Http1ProtocolOptions()
+                    ),
+                    http_filters=upstream_filters(ext_proc),
+                )
+            )
+        },
+        lb_policy=_LB_POLICIES[pool.balancing.policy],
+        least_request_lb_config=_least_request(pool) if pool.balancing.policy == "least_request" else None,
+    )
+
+
+_LB_POLICIES = {"least_request": ClusterLbPolicy.LEAST_REQUEST, "round_robin": ClusterLbPolicy.ROUND_ROBIN}
+
+
+def _least_request(pool: Pool) -> ClusterLeastRequestLbConfig:
+    bias = RuntimeDouble(
+        default_value=pool.balancing.active_request_bias,
+        runtime_key=f"trimtab.active_request_bias.{pool.name}",
+    )
+    return ClusterLeastRequestLbConfig(active_request_bias=bias)

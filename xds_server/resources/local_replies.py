@@ -1,0 +1,110 @@
+"""Answers that Envoy makes itself: in the shape of the OpenAI API, each with the reason in a header."""
+
+from envoy_data_plane.envoy.config.accesslog.v3 import (
+    AccessLogFilter,
+    ComparisonFilter,
+    ComparisonFilterOp,
+    OrFilter,
+    ResponseFlagFilter,
+    StatusCodeFilter,
+)
+from envoy_data_plane.envoy.config.core.v3 import (
+    DataSource,
+    HeaderValue,
+    HeaderValueOption,
+    RuntimeUInt32,
+    SubstitutionFormatString,
+)
+from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
+    LocalReplyConfig,
+    ResponseMapper,
+)
+from envoy_data_plane.google.protobuf import Struct
+
+REASON_HEADER = "x-trimtab-reason"
+
+_PLAIN = "%LOCAL_REPLY_BODY%"
+
+
+def error_body(
+    message: str, kind: str, code: int | str, param: str | None = None
+) -> SubstitutionFormatString:
+    """The error object of the OpenAI API. Texts may hold Envoy's command operators; values are escaped."""
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return SubstitutionFormatString(
+        json_format=Struct.from_dict({"error": error}), content_type="application/json"
+    )
+
+
+def local_reply_config() -> LocalReplyConfig:
+    """The first mapper that fits decides."""
+    return LocalReplyConfig(
+        mappers=[
+            # What the routes answer themselves is JSON already.
+            ResponseMapper(
+                filter=_any_of(_status(200), _status(404)),
+                body_format_override=SubstitutionFormatString(
+                    text_format_source=DataSource(inline_string=_PLAIN), content_type="application/json"
+                ),
+            ),
+            _mapper(
+                "no-healthy-endpoint",
+                _flags("UH", "NC"),
+                "No endpoint can take the request now.",
+                retry_after_s=1,
+            ),
+            _mapper(
+                "overloaded", _flags("UO"), "The gateway has too many requests under way.", retry_after_s=1
+            ),
+            _mapper("connect-failure", _flags("UF"), "No endpoint could be reached.", retry_after_s=1),
+            _mapper("timeout", _flags("UT", "SI", "UMSDR", "DT", "DO"), "The request took too long."),
+            _mapper("endpoint-reset", _flags("UC", "UR", "UPE", "LR"), "The endpoint broke the connection."),
+            _mapper(
+                "request-too-large",
+                _status(413),
+                "The request body is larger than this gateway takes.",
+                kind=_BAD_REQUEST,
+            ),
+        ],
+        body_format=error_body(_PLAIN, _SERVER_ERROR, "%RESPONSE_CODE%"),
+    )
+
+
+_SERVER_ERROR = "InternalServerError"
+_UNAVAILABLE = "ServiceUnavailableError"
+_BAD_REQUEST = "BadRequestError"
+
+
+def _mapper(
+    reason: str,
+    condition: AccessLogFilter,
+    message: str,
+    *,
+    kind: str = _UNAVAILABLE,
+    retry_after_s: int | None = None,
+) -> ResponseMapper:
+    headers = {REASON_HEADER: reason} | ({} if retry_after_s is None else {"retry-after": str(retry_after_s)})
+    return ResponseMapper(
+        filter=condition,
+        body_format_override=error_body(message, kind, "%RESPONSE_CODE%"),
+        headers_to_add=[
+            HeaderValueOption(header=HeaderValue(key=key, value=value)) for key, value in headers.items()
+        ],
+    )
+
+
+def _flags(*flags: str) -> AccessLogFilter:
+    return AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=list(flags)))
+
+
+def _status(code: int) -> AccessLogFilter:
+    value = RuntimeUInt32(default_value=code, runtime_key=f"trimtab.local_reply.{code}")
+    return AccessLogFilter(
+        status_code_filter=StatusCodeFilter(
+            comparison=ComparisonFilter(op=ComparisonFilterOp.EQ, value=value)
+        )
+    )
+
+
+def _any_of(*filters: AccessLogFilter) -> AccessLogFilter:
+    return AccessLogFilter(or_filter=OrFilter(filters=list(filters)))

@@ -1,0 +1,224 @@
+"""The route configuration: which pool serves a request, how long it may take, how it is retried.
+
+Everything about a request that may change while streams run is here, because a route update leaves streams
+alone.
+
+* A pool gets one route for each thing that a request can have asked for (a stream, no stream, not known), so
+  that the route's name tells the access log.
+* Pools are tried in the policy's order. A model that no pool serves is answered here, with the 404 that an
+  engine would give. A request whose model cannot be read (no JSON, no `model`, a GET) goes to the pool that
+  serves `*`, else to the first one, and the engine says what it thinks of it.
+* `/health` is such a request: 200 means that Envoy reached a live engine, not only that Envoy is up.
+* `/v1/models` is answered by the engines of a single pool. With several pools no engine knows all models, so
+  the answer is made here from the policy's literal names; a glob cannot be listed.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any as Json
+from urllib.parse import quote
+
+from envoy_data_plane.envoy.config.core.v3 import DataSource, HeaderValue, HeaderValueOption
+from envoy_data_plane.envoy.config.route.v3 import (
+    DirectResponseAction,
+    RetryPolicy,
+    RetryPolicyRetryBackOff,
+    RetryPolicyRetryHostPredicate,
+    Route,
+    RouteAction,
+    RouteActionMaxStreamDuration,
+    RouteConfiguration,
+    RouteMatch,
+    VirtualHost,
+)
+from envoy_data_plane.envoy.extensions.filters.http.buffer.v3 import Buffer, BufferPerRoute
+from envoy_data_plane.envoy.extensions.filters.http.cors.v3 import CorsPolicy
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
+from envoy_data_plane.envoy.type.matcher.v3 import (
+    MetadataMatcher,
+    MetadataMatcherPathSegment,
+    OrMatcher,
+    StringMatcher,
+    ValueMatcher,
+)
+from envoy_data_plane.google.protobuf import Any
+
+from trimtab.datapath import Asked, route_name
+from trimtab.policy.model import Listen, Policy, Pool, Retries
+from xds_server.resources import globs
+from xds_server.resources.local_replies import REASON_HEADER, error_body
+from xds_server.resources.request_body import METADATA_NAMESPACE, MODEL_KEY, STREAM_KEY
+
+BUFFER_FILTER = "envoy.filters.http.buffer"
+CORS_FILTER = "envoy.filters.http.cors"
+ROUTES_NAME = "trimtab"
+
+_MODELS_PATH = "/v1/models"
+_LONGEST_MODEL_LIST = 1 << 20
+
+# With weights of 98 to 1 nearly all picks fall on the endpoint that has just refused, and each is passed over
+# until another endpoint comes up; with Envoy's usual five picks most retries go where the refusal came from.
+_HOST_SELECTION_ATTEMPTS = 500
+
+
+def route_configuration(policy: Policy) -> RouteConfiguration:
+    """The routes of all pools."""
+    return RouteConfiguration(
+        name=ROUTES_NAME,
+        virtual_hosts=[
+            VirtualHost(
+                name=ROUTES_NAME,
+                domains=["*"],
+                routes=list(_routes(policy)),
+                request_body_buffer_limit=policy.listen.max_body_mib << 20,
+                response_headers_to_remove=list(_ENGINE_CORS_HEADERS),
+                typed_per_filter_config=_body_limit(policy.listen) | _cors(policy.listen),
+            )
+        ],
+        max_direct_response_body_size_bytes=_LONGEST_MODEL_LIST,
+    )
+
+
+def _routes(policy: Policy) -> Iterator[Route]:
+    if len(policy.pools) > 1:
+        yield from _model_list(policy)
+    catch_all = next((pool for pool in policy.pools if "*" in pool.models), None)
+    for pool in policy.pools:
+        yield from _pool_routes(policy.listen, pool, [] if pool is catch_all else [_model_is_served_by(pool)])
+        if pool is catch_all:
+            return
+    yield _unknown_model()
+    yield from _pool_routes(policy.listen, policy.pools[0], [])
+
+
+def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) -> Iterator[Route]:
+    action = RouteAction(
+        cluster=pool.name,
+        timeout=timedelta(0),
+        idle_timeout=timedelta(seconds=listen.stream_idle_timeout_s),
+        max_stream_duration=RouteActionMaxStreamDuration(
+            max_stream_duration=timedelta(seconds=listen.max_stream_s)
+        ),
+        retry_policy=_retry_policy(pool.retries),
+    )
+    for asked, condition in _ASKED.items():
+        yield Route(
+            name=route_name(pool.name, asked),
+            match=RouteMatch(prefix="/", dynamic_metadata=conditions + condition),
+            route=action,
+        )
+
+
+def _metadata(key: str, value: ValueMatcher) -> MetadataMatcher:
+    return MetadataMatcher(filter=METADATA_NAMESPACE, path=[MetadataMatcherPathSegment(key=key)], value=value)
+
+
+_ASKED = {
+    Asked.STREAM: [_metadata(STREAM_KEY, ValueMatcher(bool_match=True))],
+    Asked.UNARY: [_metadata(STREAM_KEY, ValueMatcher(bool_match=False))],
+    Asked.UNKNOWN: [],
+}
+
+
+def _model_is_served_by(pool: Pool) -> MetadataMatcher:
+    values = [ValueMatcher(string_match=globs.string_matcher(glob)) for glob in pool.models]
+    matcher = values[0] if len(values) == 1 else ValueMatcher(or_match=OrMatcher(value_matchers=values))
+    return _metadata(MODEL_KEY, matcher)
+
+
+def _retry_policy(retries: Retries) -> RetryPolicy | None:
+    if retries.attempts == 0:
+        return None
+    return RetryPolicy(
+        # None of these comes after a byte of an answer has passed, so no client sees parts of two answers.
+        retry_on="connect-failure,refused-stream,reset-before-request,reset,retriable-status-codes",
+        retriable_status_codes=list(retries.status_codes),
+        num_retries=retries.attempts,
+        retry_host_predicate=[
+            RetryPolicyRetryHostPredicate(
+                name="envoy.retry_host_predicates.previous_hosts",
+                typed_config=Any.pack(PreviousHostsPredicate()),
+            )
+        ],
+        host_selection_retry_max_attempts=_HOST_SELECTION_ATTEMPTS,
+        retry_back_off=RetryPolicyRetryBackOff(
+            base_interval=timedelta(milliseconds=retries.back_off_base_ms),
+            max_interval=timedelta(milliseconds=retries.back_off_max_ms),
+        ),
+    )
+
+
+def _unknown_model() -> Route:
+    name = f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:{MODEL_KEY}):256%"
+    return Route(
+        name="unknown-model",
+        match=RouteMatch(
+            prefix="/", dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]
+        ),
+        direct_response=DirectResponseAction(
+            status=404,
+            body_format=error_body(
+                f"The model `{name}` does not exist.", "NotFoundError", 404, param="model"
+            ),
+        ),
+        response_headers_to_add=[
+            HeaderValueOption(header=HeaderValue(key=REASON_HEADER, value="unknown-model"))
+        ],
+    )
+
+
+def _model_list(policy: Policy) -> Iterator[Route]:
+    names = dict.fromkeys(glob for pool in policy.pools for glob in pool.models if globs.is_literal(glob))
+    cards = {name: {"id": name, "object": "model", "created": 0, "owned_by": "trimtab"} for name in names}
+    yield _json_route(_MODELS_PATH, {"object": "list", "data": list(cards.values())})
+    for name, card in cards.items():
+        for path in sorted({name, quote(name), quote(name, safe="")}):
+            yield _json_route(f"{_MODELS_PATH}/{path}", card)
+
+
+def _json_route(path: str, body: Json) -> Route:
+    return Route(
+        name="models",
+        match=RouteMatch(path=path),
+        direct_response=DirectResponseAction(status=200, body=DataSource(inline_string=json.dumps(body))),
+    )
+
+
+# An engine's own would stand beside Envoy's, and vLLM's let any site use a user's credentials.
+_ENGINE_CORS_HEADERS = tuple(
+    f"access-control-{name}"
+    for name in (
+        "allow-origin",
+        "allow-credentials",
+        "allow-methods",
+        "allow-headers",
+        "expose-headers",
+        "max-age",
+    )
+)
+
+
+def _body_limit(listen: Listen) -> dict[str, Any]:
+    return {
+        BUFFER_FILTER: Any.pack(BufferPerRoute(buffer=Buffer(max_request_bytes=listen.max_body_mib << 20)))
+    }
+
+
+def _cors(listen: Listen) -> dict[str, Any]:
+    if not listen.cors_allow_origins:
+        return {}
+    return {
+        CORS_FILTER: Any.pack(
+            CorsPolicy(
+                allow_origin_string_match=[
+                    StringMatcher(exact=origin) for origin in listen.cors_allow_origins
+                ],
+                allow_methods="GET, POST, DELETE, OPTIONS",
+                allow_headers="*, authorization",  # the wildcard does not cover this one
+                expose_headers=f"x-request-id, retry-after, {REASON_HEADER}",
+                max_age="86400",
+                forward_not_matching_preflights=False,
+            )
+        )
+    }

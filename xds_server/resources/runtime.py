@@ -1,0 +1,20 @@
+"""The runtime layer: numbers that Envoy reads anew for each request."""
+
+from envoy_data_plane.envoy.service.runtime.v3 import Runtime
+from envoy_data_plane.google.protobuf import Struct
+
+from trimtab.datapath import WATCH_SHARE_KEY
+from xds_server.resources.observers import fraction
+
+RUNTIME_NAME = "trimtab"
+
+
+def runtime(watch_percent: float) -> Runtime:
+    """The layer of the bootstrap's name, with the share of streamed attempts that are watched (0 to 100)."""
+    share = fraction(watch_percent)
+    return Runtime(
+        name=RUNTIME_NAME,
+        layer=Struct.from_dict(
+            {WATCH_SHARE_KEY: {"numerator": share.numerator, "denominator": share.denominator.name}}
+        ),
+    )

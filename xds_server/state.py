@@ -1,0 +1,18 @@
+"""What the metrics and the admin pages read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from trimtab.policy.model import Policy
+from trimtab.pool import PoolDecision
+from xds_server.ads import ClientRow
+
+
+@dataclass(slots=True)
+class AdminState:
+    """The control plane owns it and swaps its parts whole; pages and metrics only read."""
+
+    policy: Policy
+    decisions: dict[str, PoolDecision] = field(default_factory=dict)  # the latest one of each pool
+    ready: bool = False  # a first snapshot was published
+    clients: Callable[[], Sequence[ClientRow]] = list  # the Envoys connected now

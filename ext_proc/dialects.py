@@ -23,7 +23,7 @@ class Interpreter:
 
     Generated content is text, a tool call (even one whose arguments are still empty), a refusal, audio, and
     reasoning unless `count_reasoning` is off. Role chunks, pings and usage are none. A text delta of "" that
-    names no role and ends nothing is content: engines send it while a character of several bytes is unfinished.
+    names no role and ends nothing is content: engines send it while a character of several bytes lacks some.
     An answer of several choices is done when each of those that began has finished.
     """
 

@@ -28,21 +28,24 @@ class _Stage(Protocol):
 class _Gzip:
     def __init__(self) -> None:
         self._member = zlib.decompressobj(31)
-        self._ended = 0  # complete members so far
-        self._trailer = False
+        self._is_optional = False  # a complete member came before, and this one has given nothing yet
+        self._in_padding = False
 
     def decode(self, data: bytes, limit: int) -> bytes:
         out = bytearray()
-        while data and not self._trailer and len(out) <= limit:
+        while data and not self._in_padding and len(out) <= limit:
             try:
-                out += self._member.decompress(data, limit + 1 - len(out))
+                piece = self._member.decompress(data, limit + 1 - len(out))
             except zlib.error as error:
-                if not self._ended:
+                if not self._is_optional:
                     raise CorruptBody(str(error)) from None
-                self._trailer = True  # what follows a complete member and is none itself is padding
-            if not self._member.eof:
+                self._in_padding = True  # servers and disks pad; what follows is nothing to read
                 break
-            self._ended += 1
+            out += piece
+            if not self._member.eof:
+                self._is_optional = self._is_optional and not piece
+                break
+            self._is_optional = True
             data = self._member.unused_data
             self._member = zlib.decompressobj(31)
         return bytes(out)

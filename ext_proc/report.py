@@ -23,12 +23,12 @@ _GATHER_S = 0.02  # a message waits so long for company
 _COUNTERS_S = 0.5  # the counters are sent at least so often
 _SILENCE_S = 10.0  # every message is acknowledged: a control plane that is silent for so long is gone
 _FIRST_PAUSE_S = 0.1  # before a new connection; doubled each time
-_LONGEST_PAUSE_S = 5.0
+_LONGEST_PAUSE_S = 2.0
 
 _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
 
@@ -125,8 +125,9 @@ class Reporter:
             while True:
                 reason = await self._exchange(stub)
                 if self._connected is not False:
+                    what = "lost" if self._connected else "no answer yet from"
+                    logger.warning("%s the control plane at %s: %s", what, self._target, reason)
                     self._connected = False
-                    logger.warning("lost the control plane at %s: %s", self._target, reason)
                 await asyncio.sleep(self._pause_s * self._rng.uniform(0.5, 1))
                 self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 

@@ -85,7 +85,7 @@ class SseParser:
         elif field == b"data":
             self._add_data(value)
         elif field == b"error":
-            # llama.cpp until 2025 (and its forks today) writes an error as a field of this name.
+            # Older llama.cpp servers write an error as a field of this name, without `data:`.
             self._name = b"error"
             self._add_data(value)
 

@@ -42,8 +42,8 @@ _UNREADABLE = StreamEvent(EventKind.UNREADABLE)
 class StreamReader:
     """Reads one answer. An answer that is no event stream gives no events.
 
-    What counts as a token is told in `dialects.Interpreter`. Of an SSE event that says several things, TOKEN is
-    given first. Events that are no JSON, or above 1 MiB, are passed over.
+    What counts as a token is told in `dialects.Interpreter`. Of an SSE event that says several things, TOKEN
+    is given first. Events that are no JSON, or above 1 MiB, are passed over.
     """
 
     def __init__(self, content_type: str, content_encoding: str, count_reasoning: bool = True) -> None:

@@ -89,23 +89,17 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
         self._closed = True
         self._wake_all()
 
-    async def StreamAggregatedResources(
-        self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
-    ) -> None:
+    async def StreamAggregatedResources(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
         await self._converse(_Stream(STATE_OF_THE_WORLD), requests, context)
 
-    async def DeltaAggregatedResources(
-        self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
-    ) -> None:
+    async def DeltaAggregatedResources(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
         await self._converse(_Stream(DELTA), requests, context)
 
     def _wake_all(self) -> None:
         for stream in self._streams:
             stream.bell.set()
 
-    async def _converse(
-        self, stream: _Stream, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
-    ) -> None:
+    async def _converse(self, stream: _Stream, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
         self._streams.add(stream)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -133,9 +127,7 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
         snapshot = self._cache.snapshot
         return None if snapshot is None else stream.client.next_push(snapshot, time.monotonic())
 
-    async def _listen(
-        self, stream: _Stream, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
-    ) -> None:
+    async def _listen(self, stream: _Stream, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
         async for request in requests:
             if not stream.node:
                 # Later requests may leave the node out.

@@ -20,8 +20,7 @@ class Client:
 
     def __init__(self, *, full: Iterable[TypeUrl], tells_absence: bool) -> None:
         self.subscriptions: Mapping[TypeUrl, Subscription] = {
-            type_url: Subscription(type_url, full=type_url in full, tells_absence=tells_absence)
-            for type_url in TypeUrl
+            type_url: Subscription(type_url, full=type_url in full, tells_absence=tells_absence) for type_url in TypeUrl
         }
 
     def next_push(self, snapshot: Snapshot, now: float) -> Push | None:

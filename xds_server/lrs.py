@@ -59,9 +59,7 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
             ended.cancel()
             listener.cancel()
 
-    async def _listen(
-        self, requests: AsyncIterator[LoadStatsRequest], context: grpc.aio.ServicerContext
-    ) -> None:
+    async def _listen(self, requests: AsyncIterator[LoadStatsRequest], context: grpc.aio.ServicerContext) -> None:
         node, busy = "", set[_Endpoint]()
         try:
             async for report in requests:

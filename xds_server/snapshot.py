@@ -83,9 +83,7 @@ class SnapshotCache:
         refers to a route, a route to a cluster or a cluster to an assignment that is not there, or if a type
         is not served.
         """
-        misfits = [
-            f"type {type_url!r} is not served" for type_url in resources if type_url not in set(TypeUrl)
-        ]
+        misfits = [f"type {type_url!r} is not served" for type_url in resources if type_url not in set(TypeUrl)]
         types: dict[TypeUrl, Mapping[str, Resource]] = {}
         for type_url in TypeUrl:
             before = self._snapshot[type_url] if self._snapshot else {}
@@ -133,9 +131,7 @@ class SnapshotCache:
         after = MappingProxyType({**before, name: resource})
         return self._swap({**self._snapshot.types, type_url: after})
 
-    def _resource(
-        self, name: str, body: bytes, refers_to: frozenset[str], before: Resource | None
-    ) -> Resource:
+    def _resource(self, name: str, body: bytes, refers_to: frozenset[str], before: Resource | None) -> Resource:
         version = f"{self._epoch}.{hashlib.blake2b(body, digest_size=8).hexdigest()}"
         if before is not None and before.version == version:
             return before

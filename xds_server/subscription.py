@@ -95,9 +95,7 @@ class Subscription:
         self._names, self._wildcard = wanted, wildcard
         self._forget_unwanted()
 
-    def want(
-        self, subscribe: Collection[str], unsubscribe: Collection[str], known: Mapping[str, str]
-    ) -> None:
+    def want(self, subscribe: Collection[str], unsubscribe: Collection[str], known: Mapping[str, str]) -> None:
         """Take the changes of a delta request, and in the first one what the client has (name → version)."""
         first = not self._asked
         self._asked = True
@@ -248,15 +246,9 @@ class Subscription:
         return [resources[name] for name in self._wanted(resources) if name in resources]
 
     def _leaving(self, resources: Mapping[str, Resource]) -> list[Resource]:
-        return [
-            held.sent
-            for name, held in self._held.items()
-            if held.sent and held.accepted and name not in resources
-        ]
+        return [held.sent for name, held in self._held.items() if held.sent and held.accepted and name not in resources]
 
-    def _push(
-        self, now: float, resources: list[Resource], fresh: list[Resource], removed: list[str]
-    ) -> Push | None:
+    def _push(self, now: float, resources: list[Resource], fresh: list[Resource], removed: list[str]) -> Push | None:
         version = _version_of(resources)
         if self._full and version == self._refused_version:
             return None
@@ -271,12 +263,8 @@ class Subscription:
         self._owes_answer = False
         self._refused_version = ""
         self._nonces += 1
-        push = Push(
-            self.type_url, str(self._nonces), version, now, tuple(resources), tuple(fresh), tuple(removed)
-        )
-        self._in_flight[push.nonce] = _InFlight(
-            push, tuple(self._held[resource.name] for resource in resources)
-        )
+        push = Push(self.type_url, str(self._nonces), version, now, tuple(resources), tuple(fresh), tuple(removed))
+        self._in_flight[push.nonce] = _InFlight(push, tuple(self._held[resource.name] for resource in resources))
         if len(self._in_flight) > _MAX_IN_FLIGHT:
             del self._in_flight[next(iter(self._in_flight))]
         return push

@@ -26,9 +26,7 @@ async def _main(address: str, file: str, full_stream_percent: str, shared_port: 
         ext_proc = ExtProcService(report, rejections, float(full_stream_percent))
         done = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, done.set)
-        async with serve_ext_proc(
-            address, ext_proc, AccessLogService(report), shared_port=shared_port == "True"
-        ):
+        async with serve_ext_proc(address, ext_proc, AccessLogService(report), shared_port=shared_port == "True"):
             print("serving", flush=True)
             await done.wait()
 

@@ -1,6 +1,7 @@
 """Envoy with the pushed resources, our observers, and scriptable engines: everything but the scorer."""
 
 import asyncio
+import contextlib
 import pickle
 import signal
 import sys
@@ -34,6 +35,8 @@ class ObserverProcess:
         self._policy = policy
         self._file = directory / f"observations-{number}"
         self._file.touch()
+        self._read_to = 0
+        self._seen: list[Observation] = []
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -64,13 +67,14 @@ class ObserverProcess:
         await self._process.wait()
 
     def observations(self) -> list[Observation]:
-        seen = []
         with self._file.open("rb") as file:
-            while True:
-                try:
-                    seen.append(pickle.load(file))
-                except EOFError:
-                    return seen
+            file.seek(self._read_to)
+            # A pickle whose end has not been written yet is left for the next time.
+            with contextlib.suppress(EOFError, pickle.UnpicklingError):
+                while True:
+                    self._seen.append(pickle.load(file))
+                    self._read_to = file.tell()
+        return self._seen
 
 
 @dataclass
@@ -150,11 +154,7 @@ async def running(
     """
     async with AsyncExitStack() as stack:
         started = await stack.enter_async_context(engines(*scripts))
-        made = (
-            pools(started)
-            if pools
-            else [{"name": "p", "endpoints": [{"address": e.address} for e in started]}]
-        )
+        made = pools(started) if pools else [{"name": "p", "endpoints": [{"address": e.address} for e in started]}]
         ports = {key: free_port() for key in ("listen", "xds", "ext_proc", "envoy_admin")}
         services = {key: f"127.0.0.1:{ports[key]}" for key in ("xds", "ext_proc", "envoy_admin")}
         rules = Policy.model_validate(
@@ -181,9 +181,7 @@ async def running(
             await worker.start()
             stack.push_async_callback(worker.stop)
         if not workers:
-            await stack.enter_async_context(
-                serve_ext_proc(rules.services.ext_proc, ext_proc, access_log, grace_s=0)
-            )
+            await stack.enter_async_context(serve_ext_proc(rules.services.ext_proc, ext_proc, access_log, grace_s=0))
         control_plane = ControlPlane(resources(rules))
         await control_plane.start(ports["xds"])
         stack.push_async_callback(control_plane.stop)
@@ -196,9 +194,7 @@ async def running(
         stack.push_async_callback(envoy.stop)
         await envoy.start()
         client = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60)
-            )
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60))
         )
         yield Rig(rules, envoy, control_plane, started, ext_proc, access_log, client, observations, workers)
 

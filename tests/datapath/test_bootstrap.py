@@ -94,9 +94,7 @@ def test_addresses_node_and_protocol_are_the_callers() -> None:
     assert config["node"]["id"] == "edge-7"
     assert config["dynamic_resources"]["ads_config"]["api_type"] == "GRPC"
     assert config["admin"]["address"] == {"pipe": {"path": "/a.sock", "mode": 0o600}}
-    assert endpoints(clusters(text)["trimtab_xds"]) == [
-        {"socket_address": {"address": "10.0.0.1", "port_value": 1}}
-    ]
+    assert endpoints(clusters(text)["trimtab_xds"]) == [{"socket_address": {"address": "10.0.0.1", "port_value": 1}}]
     assert endpoints(clusters(text)["trimtab_ext_proc"]) == [{"pipe": {"path": "/e.sock"}}]
     assert "# " in text
 

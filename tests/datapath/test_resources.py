@@ -165,12 +165,15 @@ def test_retries_follow_the_policy_and_look_for_another_endpoint() -> None:
 def test_envoy_refuses_nothing_by_itself() -> None:
     cluster = cluster_of(policy())
     (limits,) = cluster.circuit_breakers.thresholds
-    assert min(
-        limits.max_connections.value,
-        limits.max_pending_requests.value,
-        limits.max_requests.value,
-        limits.max_retries.value,
-    ) >= 100_000
+    assert (
+        min(
+            limits.max_connections.value,
+            limits.max_pending_requests.value,
+            limits.max_requests.value,
+            limits.max_retries.value,
+        )
+        >= 100_000
+    )
     assert cluster.common_lb_config.HasField("healthy_panic_threshold")
     assert cluster.common_lb_config.healthy_panic_threshold.value == 0
 

@@ -138,6 +138,16 @@ def test_padding_and_junk_after_gzip_are_ignored() -> None:
         assert decode_body(gzip.compress(b"x") + tail, "gzip", 1000) == b"x"
 
 
+def test_a_member_that_goes_bad_is_no_padding() -> None:
+    second = bytearray(gzip.compress(random.Random(1).randbytes(2000)))
+    second[1000:1100] = b"\xff" * 100
+    second[-8:] = bytes(8)
+    decoder = Decoder("gzip")
+    assert feed(decoder, [gzip.compress(b"x"), bytes(second[:900])]).startswith(b"x")
+    with pytest.raises(CorruptBody):
+        decoder.feed(bytes(second[900:]), 10_000)
+
+
 BOMB = 200 << 20
 ZEROS = bytes(1 << 20)
 

@@ -149,9 +149,7 @@ async def test_the_endpoint_page_leaves_nothing_out(client: TestClient[Any, Any]
     assert known - {"id", "view"} <= shown
 
 
-async def test_numbers_that_json_does_not_have_are_null(
-    client: TestClient[Any, Any], state: AdminState
-) -> None:
+async def test_numbers_that_json_does_not_have_are_null(client: TestClient[Any, Any], state: AdminState) -> None:
     odd = endpoint("10.0.0.1:80", "a:80", until=float("inf"), breakdown={"ttft": float("nan")})
     state.decisions["chat"] = PoolDecision("chat", 1.0, (odd,), changed=True)
     shown = (await read(client, "/endpoints"))["pools"]["chat"]["endpoints"][0]

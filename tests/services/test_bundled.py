@@ -43,7 +43,7 @@ def expressions() -> Iterator[str]:
             yield variable["query"]["query"]
 
 
-@pytest.mark.parametrize("expression", expressions())
+@pytest.mark.parametrize("expression", list(expressions()))
 def test_expression(expression: str, exported: dict[str, set[str]]) -> None:
     names = set(re.findall(r"\b(?:trimtab_|lb[_:])[a-z0-9_:]+", expression))
     assert names
@@ -58,9 +58,7 @@ def test_expression(expression: str, exported: dict[str, set[str]]) -> None:
 
 def test_rules_are_complete() -> None:
     assert "lb:decision_rate1m" in RECORDED
-    alerts: list[dict[str, Any]] = [
-        rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
-    ]
+    alerts: list[dict[str, Any]] = [rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule]
     for alert in alerts:
         assert alert["labels"]["severity"] in {"warning", "critical"}
         assert alert["annotations"].keys() == {"summary", "description"}

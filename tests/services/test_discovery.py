@@ -53,8 +53,7 @@ def policy(*addresses: str, **pools: Sequence[str]) -> Policy:
         {
             "version": 1,
             "pools": [
-                {"name": n, "models": [n], "endpoints": [{"address": a} for a in given]}
-                for n, given in named.items()
+                {"name": n, "models": [n], "endpoints": [{"address": a} for a in given]} for n, given in named.items()
             ],
         }
     )
@@ -179,9 +178,7 @@ async def test_two_names_of_one_address(
     ]
 
 
-async def test_one_name_in_two_pools_is_looked_up_once(
-    discovery: Discovery, told: Told, names: Names
-) -> None:
+async def test_one_name_in_two_pools_is_looked_up_once(discovery: Discovery, told: Told, names: Names) -> None:
     names.answers = {"gpu": ["10.0.0.1"]}
     discovery.update(policy(p=["gpu:80"], q=["gpu:80"]))
     await until(lambda: told.addresses("p") and told.addresses("q"))

@@ -1,7 +1,6 @@
 """The metrics page, as Prometheus and people read it."""
 
 import re
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -206,9 +205,7 @@ async def test_series_of_a_gone_endpoint_vanish_at_once(state: AdminState, metri
 
     state.decisions["chat"] = both
     metrics.observe(attempt("10.0.0.2:80"))
-    assert (await values(metrics))[
-        'trimtab_attempts_total{endpoint="b:80",outcome="complete",pool="chat"}'
-    ] == 1
+    assert (await values(metrics))['trimtab_attempts_total{endpoint="b:80",outcome="complete",pool="chat"}'] == 1
 
     del state.decisions["chat"]
     assert not any('pool="chat"' in key for key in await values(metrics))
@@ -237,9 +234,7 @@ async def test_every_attempt_is_one_decision(state: AdminState, metrics: Metrics
     assert seen['lb_upstream_latency_seconds_count{backend="a:80",pool="chat"}'] == 1
 
 
-async def test_what_is_heard_of_unknown_pools_and_endpoints_is_not_counted(
-    state: AdminState, metrics: Metrics
-) -> None:
+async def test_what_is_heard_of_unknown_pools_and_endpoints_is_not_counted(state: AdminState, metrics: Metrics) -> None:
     metrics.observe([*attempt(), *attempt(pool="other")])
     assert not any("pool=" in key for key in await values(metrics))
 
@@ -349,7 +344,6 @@ async def test_a_thousand_endpoints(state: AdminState, metrics: Metrics) -> None
     state.decisions["chat"] = decision("chat", 1.0, *(f"gpu-{i}:8000" for i in range(1000)))
     for e in state.decisions["chat"].endpoints:
         metrics.observe([*attempt(e.id.address)])
-    began = time.perf_counter()
     text = await page(metrics)
     assert text.count("\ntrimtab_endpoint_weight{") == 1000
-    assert time.perf_counter() - began < 5
+    assert text.count("\ntrimtab_ttft_seconds_count{") == 1000

@@ -163,11 +163,11 @@ def test_limits_hold_in_time_and_size() -> None:
     huge = b"x 1\n" * (MAX_PAGE_BYTES // 4 + 1)
     label = b'vllm:num_requests_waiting{a="' + b'\\"' * 4_000_000 + b'"} 1\n'
     series = b"".join(b'vllm:num_requests_waiting{a="%d"} 1\n' % i for i in range(200_000))
-    began = time.perf_counter()
+    began = time.thread_time()
     assert read_page("vllm", huge + page(num_requests_running="1").encode()) == Signals()
     assert read_page("vllm", label + b"vllm:num_requests_running 1\n") == Signals(running=1)
     assert read_page("vllm", series + b"vllm:num_requests_running 1\n") == Signals(running=1)
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 5
 
 
 def test_every_engine_of_the_policy_has_names() -> None:
@@ -181,9 +181,7 @@ def test_an_engine_without_names_is_an_error() -> None:
 
 SAMPLE = st.builds(
     "{}{} {}".format,
-    st.sampled_from(
-        ["vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "process_start_time_seconds", "x"]
-    ),
+    st.sampled_from(["vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "process_start_time_seconds", "x"]),
     st.text(alphabet='{}",=\\ab \t', max_size=12),
     st.text(alphabet="0123456789.eE+-_# NaInf{}\"'", max_size=12),
 )

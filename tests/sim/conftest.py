@@ -29,9 +29,7 @@ async def start() -> AsyncIterator[Start]:
     """Start engines that stop with the test."""
     engines: list[EngineServer] = []
 
-    async def start(
-        kind: EngineKind = QUICK, *, model: str = "tiny", name: str | None = None
-    ) -> EngineServer:
+    async def start(kind: EngineKind = QUICK, *, model: str = "tiny", name: str | None = None) -> EngineServer:
         engine = EngineServer(kind, model=model, name=name)
         engines.append(engine)
         await engine.start()

@@ -84,15 +84,16 @@ def workloads(draw: st.DrawFn) -> tuple[EngineKind, list[Arrival]]:
     return kind, arrivals
 
 
-def run(
-    kind: EngineKind, arrivals: list[Arrival], stops: str
-) -> tuple[list[tuple[float, str, int]], EngineModel]:
+Told = list[tuple[float, str, int]]
+
+
+def run(kind: EngineKind, arrivals: list[Arrival], stops: str) -> tuple[Told, EngineModel, list[Sequence]]:
     """Play arrivals and leavings, checking the books at every stop.
 
     `stops` says how finely time passes: step, event, or only at arrivals.
     """
     model = EngineModel(kind)
-    told: list[tuple[float, str, int]] = []
+    told: Told = []
     numbers: dict[Sequence, int] = {}
     actions = [(a.at, 0, number) for number, a in enumerate(arrivals)]
     actions += [(a.at + a.leaves_after, 1, n) for n, a in enumerate(arrivals) if a.leaves_after is not None]
@@ -117,7 +118,7 @@ def run(
             assert isinstance(sequence, Sequence)
             numbers[sequence] = number
         take(now)
-    return told, model
+    return told, model, list(numbers)
 
 
 def check_books(model: EngineModel, sequences: list[Sequence]) -> None:
@@ -138,16 +139,26 @@ def test_every_request_ends_with_its_tokens_or_is_cancelled(
     workload: tuple[EngineKind, list[Arrival]],
 ) -> None:
     kind, arrivals = workload
-    told, model = run(kind, arrivals, "step")
+    told, model, sequences = run(kind, arrivals, "step")
     finished = [number for _, what, number in told if what == "finished"]
     assert len(finished) == len(set(finished))
     for number, arrival in enumerate(arrivals):
-        assert number in finished or arrival.leaves_after is not None
+        if number in finished:
+            assert model.generated(sequences[number]) == arrival.output
+        else:
+            assert arrival.leaves_after is not None
     assert model.running == model.waiting == 0
     assert model.kv_usage == 0
     assert [at for at, _, _ in told] == sorted(at for at, _, _ in told)
     admitted = [number for _, what, number in told if what == "admitted"]
     assert admitted == sorted(admitted), "first come, first served"
+    fresh = EngineModel(kind)
+    ends = []
+    for engine in (model, fresh):
+        lone = submit(engine, 1e6, 1, min(5, kind.max_model_len - 1))
+        drain(engine)
+        ends.append(lone.finished_at)
+    assert ends[0] == ends[1], "nothing is left behind"
 
 
 @settings(max_examples=100, deadline=None)
@@ -155,7 +166,7 @@ def test_every_request_ends_with_its_tokens_or_is_cancelled(
 def test_what_happens_does_not_depend_on_how_often_one_looks(
     workload: tuple[EngineKind, list[Arrival]],
 ) -> None:
-    step_by_step, _ = run(*workload, "step")
+    step_by_step, *_ = run(*workload, "step")
     assert run(*workload, "event")[0] == step_by_step
     assert run(*workload, "arrivals")[0] == step_by_step
 
@@ -165,14 +176,17 @@ def test_what_happens_does_not_depend_on_how_often_one_looks(
 def test_no_event_comes_before_next_event_at(workload: tuple[EngineKind, list[Arrival]]) -> None:
     kind, arrivals = workload
     model = EngineModel(kind)
-    for arrival in arrivals:
-        submit(model, 0.0, arrival.prompt, arrival.output)
     now = 0.0
-    model.advance(now)
-    while (promised := model.next_event_at()) is not None:
-        assert model.advance(max(now, promised - 1e-9)) == []
-        now = promised
-        model.advance(now)
+    for arrival in [*arrivals, None]:
+        until = math.inf if arrival is None else arrival.at
+        while (promised := model.next_event_at()) is not None and promised <= until:
+            assert model.advance(max(now, promised - 1e-9)) == []
+            now = promised
+            model.advance(now)
+        if arrival is not None:
+            now = arrival.at
+            submit(model, now, arrival.prompt, arrival.output)
+            model.advance(now)
 
 
 def test_tokens_come_one_a_step_after_the_first() -> None:

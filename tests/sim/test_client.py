@@ -42,9 +42,7 @@ async def test_every_request_is_answered_and_checked(engine: EngineServer) -> No
     attempts = engine.attempts.since(0)["attempts"]
     asked = Counter((attempt["prompt_tokens"], attempt["output_tokens"]) for attempt in attempts)
     assert asked == Counter((request.prompt_tokens, request.output_tokens) for request in TRACE)
-    assert {attempt["how"] for attempt in attempts} == {"complete"}, (
-        "no connection was dropped before its end"
-    )
+    assert {attempt["how"] for attempt in attempts} == {"complete"}, "no connection was dropped before its end"
     for result in results:
         assert result.sent_s is not None
         assert result.sent_s >= result.request.arrival_s
@@ -92,9 +90,7 @@ async def test_a_stream_in_good_order_at_the_cut_off_has_not_failed(engine: Engi
         (Fault(kind="reset_before_headers"), Outcome.CUT, "cut"),
     ],
 )
-async def test_failures_are_told_apart(
-    fault: Fault, outcome: Outcome, error: str, engine: EngineServer
-) -> None:
+async def test_failures_are_told_apart(fault: Fault, outcome: Outcome, error: str, engine: EngineServer) -> None:
     engine.set_fault(fault)
     (result,) = await play(engine, TRACE[:1])
     assert result.outcome is outcome

@@ -134,9 +134,7 @@ async def test_pings_come_before_the_role_and_the_role_before_the_token(
     assert attempt["first_token_at"] - attempt["header_at"] >= 0.39
 
 
-async def test_hanging_before_headers_ends_when_healed(
-    engine: EngineServer, http: aiohttp.ClientSession
-) -> None:
+async def test_hanging_before_headers_ends_when_healed(engine: EngineServer, http: aiohttp.ClientSession) -> None:
     await put(http, kind="hang_before_headers")
     hanging = asyncio.create_task(ask(http, stream=True))
     await until(lambda: engine.attempts.count == 1)
@@ -146,9 +144,7 @@ async def test_hanging_before_headers_ends_when_healed(
     assert (status, text.endswith("[DONE]\n\n")) == (200, True)
 
 
-async def test_hanging_after_headers_ends_by_itself(
-    engine: EngineServer, http: aiohttp.ClientSession
-) -> None:
+async def test_hanging_after_headers_ends_by_itself(engine: EngineServer, http: aiohttp.ClientSession) -> None:
     await put(http, kind="hang_after_headers", for_s=0.3)
     begin = time.monotonic()
     async with http.post(CHAT, json=chat(stream=True)) as response:
@@ -158,9 +154,7 @@ async def test_hanging_after_headers_ends_by_itself(
     assert engine.state()["fault"] is None
 
 
-async def test_a_hung_request_notices_that_its_client_left(
-    engine: EngineServer, http: aiohttp.ClientSession
-) -> None:
+async def test_a_hung_request_notices_that_its_client_left(engine: EngineServer, http: aiohttp.ClientSession) -> None:
     await put(http, kind="hang_before_headers")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):

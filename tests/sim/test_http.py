@@ -52,9 +52,7 @@ async def test_a_stream_is_as_captured(http: aiohttp.ClientSession) -> None:
     async with http.post(CHAT, json=body) as response:
         ours = events_of(await response.text())
         headers = {name.lower() for name in response.headers}
-    assert [shape_of(event) for event in ours] == [
-        shape_of(e) for e in streamed_events("vllm_stream_chat.txt")
-    ]
+    assert [shape_of(event) for event in ours] == [shape_of(e) for e in streamed_events("vllm_stream_chat.txt")]
     assert headers == streamed_headers("vllm_stream_chat.txt") - {"connection"} | {"x-sim-engine"}
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert json.loads(ours[-2])["usage"] == {"prompt_tokens": 2, "total_tokens": 8, "completion_tokens": 6}
@@ -143,9 +141,7 @@ async def test_the_list_of_models_is_as_captured(http: aiohttp.ClientSession) ->
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages"])
-@pytest.mark.parametrize(
-    ("limit", "field"), [("max_num_queued_reqs", "busy"), ("max_num_queued_tokens", "backlog")]
-)
+@pytest.mark.parametrize(("limit", "field"), [("max_num_queued_reqs", "busy"), ("max_num_queued_tokens", "backlog")])
 async def test_refusals_are_as_captured(path: str, limit: str, field: str, start: Start) -> None:
     engine = await start(dataclasses.replace(CPU, **{limit: 1}))
     captured = answers("vllm_overload_503.txt")
@@ -244,9 +240,7 @@ async def test_n_choices_are_streamed_side_by_side(http: aiohttp.ClientSession) 
         ({"messages": ["hello"]}, "body.messages"),
     ],
 )
-async def test_wrong_fields_are_named(
-    fields: dict[str, Any], param: str, http: aiohttp.ClientSession
-) -> None:
+async def test_wrong_fields_are_named(fields: dict[str, Any], param: str, http: aiohttp.ClientSession) -> None:
     async with http.post(CHAT, json=chat() | fields) as response:
         assert response.status == 400
         assert (await response.json())["error"]["param"] == param
@@ -280,13 +274,18 @@ async def test_a_client_that_leaves_frees_its_slot(queued: bool, stream: bool, s
         assert attempt["tokens"] < 1500
         if not queued:
             assert engine.engine.kv_usage == 0
+        async with aiohttp.ClientSession(f"http://{engine.address}") as http:
+            values = await metrics(http)
+        cut = {"handler": CHAT, "method": "POST", "status": "2xx"}
+        assert values["http_requests_total", frozenset(cut.items())] == 1
+        assert values["vllm:request_success_total", frozenset({("finished_reason", "abort")})] == 0
 
 
 async def test_metrics_follow_the_work(http: aiohttp.ClientSession) -> None:
     async with http.post(CHAT, json=chat("hello, engine" * 40, max_tokens=7, stream=True)) as response:
         await response.read()
-    async with http.get("/nope"):
-        pass
+    for path in ("/nope", CHAT):
+        await http.get(path)
     values = await metrics(http)
 
     def value(name: str, **labels: str) -> float:
@@ -303,7 +302,7 @@ async def test_metrics_follow_the_work(http: aiohttp.ClientSession) -> None:
     assert value("vllm:time_to_first_token_seconds_bucket", le="0.1") == 1
     assert value("vllm:time_to_first_token_seconds_bucket", le="0.001") == 0
     assert value("http_requests_total", handler=CHAT, method="POST", status="2xx") == 1
-    assert value("http_requests_total", handler="none", method="GET", status="4xx") == 1
+    assert value("http_requests_total", handler="none", method="GET", status="4xx") == 2
 
 
 async def test_metrics_show_queue_and_kv_usage_under_load(start: Start) -> None:
@@ -317,18 +316,14 @@ async def test_metrics_show_queue_and_kv_usage_under_load(start: Start) -> None:
         assert values["vllm:num_requests_running", frozenset()] == 2
         assert values["vllm:num_requests_waiting", frozenset()] == 1
         assert values["vllm:num_requests_waiting_by_reason", frozenset({("reason", "capacity")})] == 1
-        assert values["vllm:kv_cache_usage_perc", frozenset()] == pytest.approx(
-            engine.engine.kv_usage, abs=4 / 319
-        )
+        assert values["vllm:kv_cache_usage_perc", frozenset()] == pytest.approx(engine.engine.kv_usage, abs=4 / 319)
         async with http.get("/load") as response:
             assert await response.json() == {"server_load": len(held)}
 
 
 async def test_the_log_tells_the_truth(engine: EngineServer, http: aiohttp.ClientSession) -> None:
     headers = {"x-request-id": "abc", "x-envoy-attempt-count": "2"}
-    async with http.post(
-        CHAT, json=chat(stream=True, max_tokens=9, ignore_eos=True), headers=headers
-    ) as response:
+    async with http.post(CHAT, json=chat(stream=True, max_tokens=9, ignore_eos=True), headers=headers) as response:
         await response.read()
     await http.post(CHAT, json=chat(max_tokens=3))
     first, second = await control_log(http)

@@ -50,9 +50,7 @@ def test_values_are_in_their_places() -> None:
 
 
 def test_the_engine_says_its_size() -> None:
-    (line,) = [
-        line for line in page().render().decode().splitlines() if line.startswith("vllm:cache_config_info{")
-    ]
+    (line,) = [line for line in page().render().decode().splitlines() if line.startswith("vllm:cache_config_info{")]
     for label in ('block_size="16"', 'num_gpu_blocks="25001"', 'kv_cache_size_tokens="400016"'):
         assert f",{label}," in line
 

@@ -22,9 +22,7 @@ async def test_several_engines_in_one_process_end_with_the_block() -> None:
             assert (result.outcome, result.engine) == ("ok", engine.name)
         async with (
             aiohttp.ClientSession() as http,
-            http.post(
-                f"http://{engines[2].address}/v1/chat/completions", json={"messages": [], "stream": True}
-            ),
+            http.post(f"http://{engines[2].address}/v1/chat/completions", json={"messages": [], "stream": True}),
         ):
             pass
     with pytest.raises(OSError):
@@ -35,9 +33,9 @@ async def test_limits_and_ports_can_be_given() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    async with engine_process(
-        "--kind", "cpu", "--name", "one", "--port", str(port), "--max-num-queued-reqs", "1"
-    ) as (engine,):
+    async with engine_process("--kind", "cpu", "--name", "one", "--port", str(port), "--max-num-queued-reqs", "1") as (
+        engine,
+    ):
         assert (engine.name, engine.port) == ("one", port)
         async with aiohttp.ClientSession(f"http://{engine.address}") as http:
             body = {"messages": [{"role": "user", "content": "x"}], "stream": True}

@@ -49,9 +49,7 @@ def test_comments_other_columns_and_their_order_do_not_matter(tmp_path: Path) ->
         (b"\xff\xfe\x00", ": not a CSV file"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_with_its_place(
-    text: str | bytes, problem: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_said_in_one_line_with_its_place(text: str | bytes, problem: str, tmp_path: Path) -> None:
     path = write(tmp_path, text)
     with pytest.raises(TraceError) as caught:
         load_trace(path)

@@ -1,5 +1,8 @@
 """A bare Envoy that takes everything from one xDS server."""
 
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.harness import EnvoyProcess
@@ -20,6 +23,8 @@ dynamic_resources:
   cds_config: {{ads: {{}}, resource_api_version: V3, initial_fetch_timeout: 2s}}
 layered_runtime:
   layers:
+  - name: static
+    static_layer: {{envoy.features.fail_on_any_deprecated_feature: {strict}}}
   - name: layer
     rtds_layer:
       name: layer
@@ -38,7 +43,8 @@ static_resources:
       envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
         "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
         explicit_http_config:
-          http2_protocol_options: {{connection_keepalive: {{interval: {ping_s}s, timeout: 5s}}}}
+          # Far more often than in the bundled bootstrap: the server must not take offence.
+          http2_protocol_options: {{connection_keepalive: {{interval: 0.1s, timeout: 10s}}}}
     load_assignment:
       cluster_name: xds
       endpoints:
@@ -47,10 +53,35 @@ static_resources:
 """
 
 
-def envoy(node: str, xds_port: int, directory: Path, *, delta: bool, ping_s: float = 5) -> EnvoyProcess:
-    """An Envoy that is not yet started; `directory` is its own."""
-    directory.mkdir(parents=True, exist_ok=True)
-    admin = directory / "admin.sock"
-    api_type = "DELTA_GRPC" if delta else "GRPC"
-    bootstrap = _BOOTSTRAP.format(node=node, admin=admin, api_type=api_type, port=xds_port, ping_s=ping_s)
-    return EnvoyProcess(bootstrap, f"unix:{admin}", directory)
+@asynccontextmanager
+async def envoy(
+    node: str, xds_port: int, directory: Path, *, delta: bool, strict: bool = False
+) -> AsyncIterator[EnvoyProcess]:
+    """A running Envoy. A `strict` one refuses resources with deprecated fields, which others accept."""
+    own = directory / node
+    own.mkdir()
+    admin = own / "admin.sock"
+    bootstrap = _BOOTSTRAP.format(
+        node=node,
+        admin=admin,
+        api_type="DELTA_GRPC" if delta else "GRPC",
+        port=xds_port,
+        strict=str(strict).lower(),
+    )
+    process = EnvoyProcess(bootstrap, f"unix:{admin}", own)
+    try:
+        await process.start()
+        yield process
+    finally:
+        await process.stop()
+
+
+async def weights_in_force(process: EnvoyProcess, cluster: str) -> dict[int, int]:
+    """Port → weight, as this Envoy balances now."""
+    for status in json.loads(await process.admin_get("/clusters?format=json"))["cluster_statuses"]:
+        if status["name"] == cluster:
+            return {
+                host["address"]["socket_address"]["port_value"]: host["weight"]
+                for host in status.get("host_statuses", [])
+            }
+    return {}

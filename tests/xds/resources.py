@@ -75,9 +75,7 @@ def runtime(name: str, **values: float) -> bytes:
 
 def weights(name: str, endpoints: Mapping[int, int]) -> bytes:
     """The assignment of `name` to ports of 127.0.0.1, port → weight."""
-    return build_assignment(
-        name, [EndpointWeight("127.0.0.1", port, weight) for port, weight in endpoints.items()]
-    )
+    return build_assignment(name, [EndpointWeight("127.0.0.1", port, weight) for port, weight in endpoints.items()])
 
 
 def world(clusters: Mapping[str, Mapping[int, int]], *, listen_on: int = 10_000) -> Published:

@@ -32,9 +32,7 @@ def test_it_says_what_it_was_given() -> None:
 
 
 def test_the_locality_has_a_weight_or_grpcio_leaves_it_out() -> None:
-    message = ClusterLoadAssignment.FromString(
-        build_assignment("pool", [EndpointWeight("10.0.0.1", 8000, 1)])
-    )
+    message = ClusterLoadAssignment.FromString(build_assignment("pool", [EndpointWeight("10.0.0.1", 8000, 1)]))
     assert [locality.load_balancing_weight.value for locality in message.endpoints] == [1]
 
 
@@ -99,8 +97,7 @@ def test_order_of_endpoints_and_labels_does_not_change_the_bytes(
     endpoints: list[EndpointWeight], rng: random.Random
 ) -> None:
     shuffled = [
-        EndpointWeight(e.host, e.port, e.weight, e.draining, dict(reversed(e.metadata.items())))
-        for e in endpoints
+        EndpointWeight(e.host, e.port, e.weight, e.draining, dict(reversed(e.metadata.items()))) for e in endpoints
     ]
     rng.shuffle(shuffled)
     assert build_assignment("pool", shuffled) == build_assignment("pool", endpoints)

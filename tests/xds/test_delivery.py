@@ -96,9 +96,7 @@ def is_bad(body: bytes) -> bool:
 
 
 @both_envoys
-async def test_everything_arrives_and_routes_after_the_endpoints_that_they_need(
-    stage: Stage, kind: Kind
-) -> None:
+async def test_everything_arrives_and_routes_after_the_endpoints_that_they_need(stage: Stage, kind: Kind) -> None:
     world = stage.publish()
     link = stage.join(kind())
     link.client.begin()
@@ -142,9 +140,7 @@ async def test_a_star_is_a_wildcard_in_every_type(stage: Stage, kind: Kind) -> N
 
 
 @both
-async def test_no_names_mean_everything_for_clusters_and_nothing_for_endpoints(
-    stage: Stage, kind: Kind
-) -> None:
+async def test_no_names_mean_everything_for_clusters_and_nothing_for_endpoints(stage: Stage, kind: Kind) -> None:
     world = stage.publish()
     link = stage.join(kind())
     link.client.subscribe(TypeUrl.EDS)
@@ -208,9 +204,7 @@ async def test_an_unknown_name_is_answered_once_and_served_when_it_appears(stage
 
 
 @both
-async def test_an_unknown_cluster_is_answered_once_and_served_when_it_appears(
-    stage: Stage, kind: Kind
-) -> None:
+async def test_an_unknown_cluster_is_answered_once_and_served_when_it_appears(stage: Stage, kind: Kind) -> None:
     stage.publish()
     link = stage.join(kind())
     link.client.subscribe(TypeUrl.CDS, "c")
@@ -302,9 +296,7 @@ async def test_a_change_of_everything_goes_out_in_order(stage: Stage, kind: Kind
 
 
 @both_envoys
-async def test_a_changed_cluster_gets_its_assignment_again_before_it_is_acked(
-    stage: Stage, kind: Kind
-) -> None:
+async def test_a_changed_cluster_gets_its_assignment_again_before_it_is_acked(stage: Stage, kind: Kind) -> None:
     stage.publish()
     link = stage.join(kind())
     link.client.begin()
@@ -417,12 +409,9 @@ async def test_a_refused_version_is_not_sent_again_until_it_changes(
         stage.cache.assign("a", make.weights("a", {8001: BAD}))
         await link.settle()
     assert [record.getMessage() for record in caplog.records] == [
-        f"envoy-7 refuses EDS a, version {link.client.refused[0].version}, and keeps its last good: "
-        "refused by the test"
+        f"envoy-7 refuses EDS a, version {link.client.refused[0].version}, and keeps its last good: refused by the test"
     ]
-    assert stage.heard.of("nacked") == [
-        ("envoy-7", TypeUrl.EDS, link.client.refused[0].version, "refused by the test")
-    ]
+    assert stage.heard.of("nacked") == [("envoy-7", TypeUrl.EDS, link.client.refused[0].version, "refused by the test")]
     assert link.client.has[TypeUrl.EDS] == world[TypeUrl.EDS]
     (row,) = stage.service.clients()
     assert row.types[TypeUrl.EDS].refusal == "refused by the test"

@@ -4,17 +4,13 @@ import pytest
 
 from xds_server.nack import one_line
 
-_WEIGHT = """goo.gle/debugproto  \n\
-cluster_name: "a"
-endpoints {
-  lb_endpoints {
-    load_balancing_weight {
-    }
-  }
-}
-: Proto constraint validation failed (ClusterLoadAssignmentValidationError.Endpoints[0]: embedded message failed \
-validation | caused by LocalityLbEndpointsValidationError.LbEndpoints[0]: embedded message failed validation | \
-caused by LbEndpointValidationError.LoadBalancingWeight: value must be greater than or equal to 1)"""
+_WEIGHT = (
+    'goo.gle/debugproto  \ncluster_name: "a"\nendpoints {\n  lb_endpoints {\n  }\n}\n: '
+    "Proto constraint validation failed (ClusterLoadAssignmentValidationError.Endpoints[0]: "
+    "embedded message failed validation | caused by LocalityLbEndpointsValidationError.LbEndpoints[0]: "
+    "embedded message failed validation | caused by LbEndpointValidationError.LoadBalancingWeight: "
+    "value must be greater than or equal to 1)"
+)
 
 
 @pytest.mark.parametrize(

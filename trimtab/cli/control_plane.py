@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -47,7 +47,10 @@ class ControlPlane:
     """
 
     def __init__(
-        self, policy_file: PolicyFile, policy: Policy, on_policy: Callable[[Policy], None] = lambda policy: None
+        self,
+        policy_file: PolicyFile,
+        policy: Policy,
+        on_policy: Callable[[Policy], None] = lambda policy: None,
     ) -> None:
         self._file = policy_file
         self._policy = policy
@@ -69,6 +72,16 @@ class ControlPlane:
         self._stack = AsyncExitStack()
         self._scraper: Scraper
 
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self._policy
+
+    @property
+    def decisions(self) -> Mapping[str, PoolDecision]:
+        """The latest decision of each pool."""
+        return self._state.decisions
+
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._scraper = Scraper(self.observe, await stack.enter_async_context(new_session()))
@@ -76,7 +89,9 @@ class ControlPlane:
             stack.push_async_callback(self._discovery.close)
             stack.callback(self._stop_pools)
             await self._serve_grpc(stack)
-            runner = await serve_http(admin_app(self._state, self.metrics), self._policy.services.admin, "services.admin")
+            runner = await serve_http(
+                admin_app(self._state, self.metrics), self._policy.services.admin, "services.admin"
+            )
             stack.push_async_callback(runner.cleanup)
             self._put_in_force(self._policy)
             for job, period_s in (
@@ -157,7 +172,7 @@ class ControlPlane:
         """Publish everything, once the endpoints of every pool are known: an Envoy is never told of a pool without."""
         if not all(pool.is_located for pool in self._pools.values()):
             return
-        resources = {TypeUrl(url): dict(named) for url, named in static_resources(self._policy).items()}
+        resources = static_resources(self._policy)
         resources[TypeUrl.RTDS] = {RUNTIME_NAME: runtime_resource(self._share.percent)}
         resources[TypeUrl.EDS] = {name: _assignment(pool.step()) for name, pool in self._pools.items()}
         self._cache.publish(resources)
@@ -206,7 +221,11 @@ class _RunningPool:
     """A pool's controller and the task that steps it."""
 
     def __init__(
-        self, policy: Pool, memory: object, on_decision: Callable[[PoolDecision, float], None], metrics: Metrics
+        self,
+        policy: Pool,
+        memory: object,
+        on_decision: Callable[[PoolDecision, float], None],
+        metrics: Metrics,
     ) -> None:
         self.policy = policy
         self.controller = PoolController(policy, random.Random(), memory if isinstance(memory, dict) else None)

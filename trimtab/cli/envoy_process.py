@@ -8,10 +8,12 @@ from pathlib import Path
 import aiohttp
 
 from trimtab.cli.child import die_with_parent
+from trimtab.cli.errors import PartFailedError
 
 log = logging.getLogger(__name__)
 
-class EnvoyFailedError(Exception):
+
+class EnvoyFailedError(PartFailedError):
     """Envoy did not start, or ended by itself; the message holds the last lines that it logged."""
 
 
@@ -92,7 +94,7 @@ class EnvoyProcess:
         return EnvoyFailedError(self._say(f"Envoy ended by itself with status {self._process.returncode}"))
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new connections, tell clients to go elsewhere, and wait until no request is left, `grace_s` at most."""
+        """Refuse new connections, tell clients to go elsewhere, and wait `grace_s` at most for what is under way."""
         async with self._session() as session:
             await self._post(session, "/healthcheck/fail")
             await self._post(session, "/drain_listeners")

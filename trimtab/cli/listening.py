@@ -6,10 +6,11 @@ from pathlib import Path
 import grpc.aio
 from aiohttp import web
 
+from trimtab.cli.errors import UserError
 from trimtab.policy.model import split_host_port
 
 
-class CannotListenError(Exception):
+class CannotListenError(UserError):
     """A service's address cannot be bound; the message names the policy's key and the mend."""
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ext_proc.access_log import AccessLogService
-from ext_proc.report import Reporter
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
@@ -63,9 +61,7 @@ class Observers:
 
 
 @asynccontextmanager
-async def reporting(
-    observers: Observers, take_usage: Callable[[str, float, int, int], None]
-) -> AsyncIterator[None]:
+async def usage_told(observers: Observers, take_usage: Callable[[str, float, int, int], None]) -> AsyncIterator[None]:
     """Tell a control plane in this process, twice a second, what observing costs."""
 
     async def tell() -> None:
@@ -78,11 +74,6 @@ async def reporting(
         yield
     finally:
         task.cancel()
-
-
-def reporter_to(control_plane: str, observers: Callable[[], Observers]) -> Reporter:
-    """A reporter to the control plane in another process."""
-    return Reporter(control_plane, f"ext-proc-{os.getpid()}", watched=lambda: observers().watched)
 
 
 class Workers:

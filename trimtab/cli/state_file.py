@@ -21,7 +21,7 @@ def default_state_path(policy_path: Path) -> Path:
 
 
 class StateFile:
-    """Reads once, writes whole files by atomic rename. A file that cannot be read or written is said and done without."""
+    """Reads once, writes whole files by atomic rename. One that cannot be read or written is said and done without."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,7 +36,11 @@ class StateFile:
         except (OSError, ValueError) as error:
             log.warning("state file %s is not used: %s", self._path, error)
             return {}
-        if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("pools"), dict):
+        if (
+            not isinstance(content, dict)
+            or content.get("format") != _FORMAT
+            or not isinstance(content.get("pools"), dict)
+        ):
             log.warning("state file %s is not used: it is not of this version", self._path)
             return {}
         return {name: memory for name, memory in content["pools"].items() if isinstance(memory, dict)}

@@ -169,9 +169,7 @@ class ChatAnswer(_OpenAIAnswer):
             for index, (text, reason) in enumerate(choices)
         ]
         tail = ("prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params")
-        return self._dump_whole("chat.completion", dumped) | dict.fromkeys(
-            (*tail, "ec_transfer_params", "metrics")
-        )
+        return self._dump_whole("chat.completion", dumped) | dict.fromkeys((*tail, "ec_transfer_params", "metrics"))
 
 
 class CompletionAnswer(_OpenAIAnswer):

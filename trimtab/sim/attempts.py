@@ -3,7 +3,8 @@
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 End = Literal[
@@ -50,6 +51,10 @@ class Attempt:
             self.how = how
             self.ended_at = time.time()
 
+    def as_json(self) -> dict[str, Any]:
+        """All fields."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 class AttemptLog:
     """The latest attempts of one engine."""
@@ -74,15 +79,10 @@ class AttemptLog:
     def since(self, number: int) -> dict[str, Any]:
         """Attempts from `number` on, those still open too, and the number to ask for next."""
         first = self._count - len(self._kept)
-        kept = list(self._kept)[max(0, number - first) :]
-        return {"next": self._count, "attempts": [asdict(attempt) for attempt in kept]}
+        kept = islice(self._kept, max(0, number - first), None)
+        return {"next": self._count, "attempts": [attempt.as_json() for attempt in kept]}
 
     @property
     def count(self) -> int:
         """Attempts so far."""
         return self._count
-
-    @property
-    def open(self) -> int:
-        """Attempts that have not ended."""
-        return sum(attempt.how is None for attempt in self._kept)

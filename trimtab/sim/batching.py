@@ -93,6 +93,7 @@ class Event(NamedTuple):
 
 StepObserver = Callable[[float, int, int], None]
 _Finish = tuple[int, int, Sequence]  # due step count, the sequence's number to break ties, sequence
+_Chunk = tuple[Sequence, int]  # a sequence, and up to where this step computes its context
 
 
 class EngineModel:
@@ -129,9 +130,7 @@ class EngineModel:
         self._finishes: list[_Finish] = []  # a heap; entries of sequences that left are stale
         self._growers = [0] * kind.block_size  # [step count % block size]: sequences that need a block then
         self._step_end: float | None = None
-        self._chunks: list[
-            tuple[Sequence, int]
-        ] = []  # prefill in this step: how far the context will be computed
+        self._chunks: list[_Chunk] = []
 
     @property
     def running(self) -> int:
@@ -182,9 +181,7 @@ class EngineModel:
             return Refusal.QUEUED_TOKENS
         return None
 
-    def submit(
-        self, now: float, prompt_tokens: int, output_tokens: int, tag: Any = None
-    ) -> Sequence | Refusal:
+    def submit(self, now: float, prompt_tokens: int, output_tokens: int, tag: Any = None) -> Sequence | Refusal:
         """Hand in a request, or be refused.
 
         Raises ValueError if it has no tokens or cannot fit into `max_model_len`.
@@ -239,14 +236,14 @@ class EngineModel:
             self._begin_step(end)
 
     def _begin_step(self, now: float) -> None:
-        preempted = self._grow(now)
+        self._grow(now)
         budget = self.kind.max_num_batched_tokens - self._decoding
         self._chunks = []
         for sequence in self._prefilling:
             if budget == 0:
                 break
             budget -= self._add_chunk(sequence, budget)
-        while budget > 0 and not preempted and self._waiting and self._has_room_for(self._waiting[0]):
+        while budget > 0 and self._waiting and self._has_room_for(self._waiting[0]):
             sequence = self._waiting.popleft()
             self._admit(now, sequence)
             budget -= self._add_chunk(sequence, budget)
@@ -268,10 +265,13 @@ class EngineModel:
             and self._blocks(sequence.prompt_tokens + sequence._tokens) <= self._free
         )
 
-    def _grow(self, now: float) -> bool:
-        """Give each decoding sequence the block it needs for this step; True if that took a preemption."""
+    def _grow(self, now: float) -> None:
+        """Give each decoding sequence the block it needs for this step; the newest pay if there are too few.
+
+        The last victim frees too little to be taken back in the same step, and it is first in the queue: so
+        nobody is admitted in a step that preempts.
+        """
         bucket = self._steps % self.kind.block_size
-        preempted = False
         while self._growers[bucket] > self._free:
             victim = next(reversed(self._running))
             tokens = self.generated(victim)
@@ -282,9 +282,7 @@ class EngineModel:
             victim.preemptions += 1
             self._waiting.appendleft(victim)
             self._events.append(Event(now, Happening.PREEMPTED, victim))
-            preempted = True
         self._free -= self._growers[bucket]
-        return preempted
 
     def _admit(self, now: float, sequence: Sequence) -> None:
         sequence._context = sequence.prompt_tokens + sequence._tokens

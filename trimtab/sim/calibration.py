@@ -120,9 +120,7 @@ def _preemptions(kind: EngineKind) -> Iterator[Comparison]:
         seen += [(e.at, model.kv_usage) for e in model.advance(at) if e.what is Happening.PREEMPTED]
     for number, at_s, usage in PREEMPTIONS:
         yield Comparison("12 × (64 + 1200)", f"preemption {number}, s", at_s, seen[number - 1][0])
-        yield Comparison(
-            "12 × (64 + 1200)", f"KV usage after preemption {number}", usage, seen[number - 1][1]
-        )
+        yield Comparison("12 × (64 + 1200)", f"KV usage after preemption {number}", usage, seen[number - 1][1])
 
 
 def _ttft(sequence: Sequence) -> float:

@@ -149,9 +149,10 @@ class _Client:
                     reader.feed(chunk)
             self._end(result, reader.outcome or Outcome.CUT, reader.detail)
         except asyncio.CancelledError:
-            self._end(result, Outcome.UNFINISHED if result.token_s else Outcome.NO_TOKEN)
+            cut_off = Outcome.UNFINISHED if result.token_s else Outcome.NO_TOKEN
+            self._end(result, reader.outcome or cut_off, reader.detail)
             raise
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._end(result, Outcome.UNREACHABLE, str(error))
         except aiohttp.ClientError as error:
             self._end(result, Outcome.CUT, repr(error))
@@ -169,9 +170,7 @@ class _Client:
 class _Reader:
     """Checks one stream. It cuts the text out of an event: parsing would cost more than all the rest."""
 
-    def __init__(
-        self, result: Result, key: str, now: Callable[[], float], tell: Callable[[Result], None]
-    ) -> None:
+    def __init__(self, result: Result, key: str, now: Callable[[], float], tell: Callable[[Result], None]) -> None:
         self.outcome: Outcome | None = None  # None until the stream's end mark, or until it is wrong
         self.detail = ""
         self._result = result
@@ -191,7 +190,7 @@ class _Reader:
         begin = data.find(_CONTENT)
         if begin >= 0:
             begin += len(_CONTENT)
-            text = data[begin : data.index(b'"', begin)]
+            text = data[begin:].partition(b'"')[0]
             if text != words.token(self._key, position).encode():
                 self._stop(Outcome.WRONG_BYTES, f"{text!r} for {words.token(self._key, position)!r}")
                 return

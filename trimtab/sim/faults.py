@@ -25,7 +25,7 @@ Kind = Literal[
 ]
 
 # The faults that are nothing but an error answer.
-REFUSALS: Final[Mapping[str, Failure]] = {
+ANSWERS: Final[Mapping[str, Failure]] = {
     "saturate_429": Failure(429, "KV cache exhausted", "engine_saturated"),
     "saturate_503": BUSY,
     "error_500": DRAINING,

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from trimtab.sim.answers import DIALECTS, DONE, VERSION, Dialect, compact, error_event
 from trimtab.sim.attempts import Attempt, AttemptLog, End
 from trimtab.sim.batching import Refusal
-from trimtab.sim.faults import QUOTA, REFUSALS, Fault, FaultInForce
+from trimtab.sim.faults import ANSWERS, QUOTA, Fault, FaultInForce
 from trimtab.sim.kinds import EngineKind
 from trimtab.sim.live import LiveEngine
 from trimtab.sim.replies import Reply, StreamedReply, frame
@@ -53,7 +53,7 @@ class EngineServer:
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen; port 0 takes a free one. Raises OSError if that fails."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._like_vllm])
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._count, self._like_vllm])
         app.router.add_get("/health", self._healthy)
         app.router.add_get("/ping", self._healthy)
         app.router.add_post("/ping", self._healthy)
@@ -85,13 +85,18 @@ class EngineServer:
             self._fault_timer = None
         if self._fault is not None:
             self._fault.over.set()
-        self._fault = None if fault is None else FaultInForce(fault)
-        self.engine.slow_down(fault.factor if fault is not None and fault.kind == "slow" else 1)
-        if fault is not None and fault.kind == "mute":
-            self.engine.mute()
-        else:
+            self._fault = None
+        self.engine.slow_down(1)
+        if fault is None or fault.kind != "mute":
             self.engine.unmute()
-        if fault is not None and fault.for_s is not None:
+        if fault is None:
+            return
+        self._fault = FaultInForce(fault)
+        if fault.kind == "slow":
+            self.engine.slow_down(fault.factor)
+        elif fault.kind == "mute":
+            self.engine.mute()
+        if fault.for_s is not None:
             self._fault_timer = asyncio.get_running_loop().call_later(fault.for_s, self.set_fault, None)
 
     def state(self) -> dict[str, Any]:
@@ -105,7 +110,7 @@ class EngineServer:
             "kv_usage": self.engine.kv_usage,
             "generated_tokens": self.engine.generated_tokens,
             "attempts": self.attempts.count,
-            "open": self.attempts.open,
+            "open": self._in_flight,
             "fault": None if self._fault is None else self._fault.fault.model_dump(exclude_unset=True),
         }
 
@@ -231,14 +236,12 @@ class EngineServer:
                 await fault.over.wait()
             case "reset_before_headers":
                 await _break(request, attempt, "reset")
-            case "saturate_429" | "saturate_503":
-                return self._fail(dialect, attempt, REFUSALS[kind], "refused")
+            case "saturate_429" | "saturate_503" | "error_500":
+                return self._fail(dialect, attempt, ANSWERS[kind], "failed" if kind == "error_500" else "refused")
             case "quota_429":
                 seconds = fault.fault.retry_after_s
                 headers = {} if seconds is None else {"retry-after": f"{seconds:g}"}
                 return self._fail(dialect, attempt, QUOTA[fault.fault.shape], "refused", headers)
-            case "error_500":
-                return self._fail(dialect, attempt, REFUSALS[kind], "failed")
             case "error_event" if not attempt.streamed:
                 return self._fail(dialect, attempt, DEAD, "failed")
             case "error_event":
@@ -323,29 +326,32 @@ class EngineServer:
         return _json(self.state())
 
     @web.middleware
-    async def _like_vllm(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Errors of the router in vLLM's shape, its headers on everything, and its counts."""
+    async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """vLLM's counts of HTTP requests; one whose client leaves before the end counts as answered."""
         started = time.monotonic()
-        path = request.path
+        status, size = 200, 0
+        try:
+            response = await handler(request)
+            status, size = response.status, response.content_length or 0
+        finally:
+            if not request.path.startswith(_UNCOUNTED):
+                path = request.path if request.match_info.http_exception is None else "none"
+                seconds = time.monotonic() - started
+                sent = request.content_length or 0
+                self.engine.metrics.http.count(request.method, path, status, sent, size, seconds)
+        return response
+
+    @web.middleware
+    async def _like_vllm(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """The router's errors in vLLM's shape, and its headers on everything."""
         try:
             response = await handler(request)
         except web.HTTPException as error:
             response = _json({"detail": error.reason}, status=error.status)
             if isinstance(error, web.HTTPMethodNotAllowed):
                 response.headers["allow"] = ", ".join(sorted(error.allowed_methods))
-            elif error.status == 404:
-                path = "none"
         if not response.prepared:
             self._add_headers(response)
-        if not path.startswith(_UNCOUNTED):
-            self.engine.metrics.http.count(
-                request.method,
-                path,
-                response.status,
-                request.content_length or 0,
-                response.content_length or 0,
-                time.monotonic() - started,
-            )
         return response
 
     def _add_headers(self, response: web.StreamResponse) -> None:
@@ -355,9 +361,7 @@ class EngineServer:
 
 
 def _json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=compact(value).encode(), status=status, headers=headers, content_type="application/json"
-    )
+    return web.Response(body=compact(value).encode(), status=status, headers=headers, content_type="application/json")
 
 
 def _writer(request: web.Request) -> Write:

@@ -30,7 +30,6 @@ class LiveEngine:
     """
 
     def __init__(self, kind: EngineKind, model_name: str) -> None:
-        self.kind = kind
         self.metrics = MetricsPage(model_name, kind, time.time())
         self._loop = asyncio.get_running_loop()
         self._model = EngineModel(kind, on_step=self._on_step)
@@ -74,8 +73,7 @@ class LiveEngine:
         """Hand in a request that `refusal` has let pass, with one consumer for each text that it wants."""
         self._deliver()
         sequences = [
-            self._model.enqueue(self._now(), prompt_tokens, consumer.tokens, consumer)
-            for consumer in consumers
+            self._model.enqueue(self._now(), prompt_tokens, consumer.tokens, consumer) for consumer in consumers
         ]
         self.metrics.add("vllm:prefix_cache_queries_total", prompt_tokens * len(sequences))
         self._arm()
@@ -94,9 +92,9 @@ class LiveEngine:
     def mute(self) -> None:
         """Stop computing. Requests are taken in and metrics are shown as they are at this moment."""
         if self._mute_since is None:
-            self._deliver()
-            self._frozen_page = self.page()
             self._mute_since = self._loop.time()
+            self._deliver()
+            self._frozen_page = self._render()
             self._arm()
 
     def unmute(self) -> None:
@@ -108,8 +106,14 @@ class LiveEngine:
 
     def page(self) -> bytes:
         """The /metrics page."""
-        if self._mute_since is not None:
-            return self._frozen_page
+        return self._render() if self._mute_since is None else self._frozen_page
+
+    def close(self) -> None:
+        """Stop for good."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _render(self) -> bytes:
         page = self.metrics
         page.set("vllm:num_requests_running", self.running)
         page.set("vllm:num_requests_waiting", self.waiting)
@@ -119,11 +123,6 @@ class LiveEngine:
         # vLLM counts a preemption when its victim is back, so its counter lags by the whole wait.
         page.set("vllm:num_preemptions_total", self._model.resumptions)
         return page.render()
-
-    def close(self) -> None:
-        """Stop for good."""
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _now(self) -> float:
         loop_s = self._loop.time() if self._mute_since is None else self._mute_since
@@ -139,8 +138,8 @@ class LiveEngine:
             self._timer = self._loop.call_at(at + self._lost_s, self._on_timer, at)
 
     def _on_timer(self, at: float) -> None:
-        # uvloop rounds to milliseconds, so a timer may be early. The step counts as done then: to wait for what
-        # is left would be to spin.
+        # uvloop rounds to milliseconds, so a timer may be early. The step counts as done then: to wait for
+        # the rest would be to spin.
         self._clock = max(self._clock, at)
         self._timer = None
         self._deliver()

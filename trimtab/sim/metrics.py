@@ -43,9 +43,7 @@ class MetricsPage:
     def __init__(self, model: str, kind: EngineKind, started_at: float) -> None:
         self._values: dict[str, float] = {}
         self._histograms: dict[str, _Buckets] = {}
-        self._lines: list[
-            tuple[str, str]
-        ] = []  # fixed text, then the series whose value ends the line ("" for none)
+        self._lines: list[tuple[str, str]] = []  # fixed text, and the series whose value follows ("": none)
         self._read_template(model, kind, started_at)
         self.http = HttpStatistics()
 
@@ -150,15 +148,13 @@ class HttpStatistics:
         )
         self._fine_latency = Histogram(
             "http_request_duration_highr_seconds",
-            "Latency with many buckets but no API specific labels. Made for more accurate percentile "
-            "calculations. ",
+            "Latency with many buckets but no API specific labels. Made for more accurate percentile calculations. ",
             buckets=_FINE_BUCKETS,
             registry=self._registry,
         )
         self._latency = Histogram(
             "http_request_duration_seconds",
-            "Latency with only few buckets by handler. Made to be only used if aggregation by handler is "
-            "important. ",
+            "Latency with only few buckets by handler. Made to be only used if aggregation by handler is important. ",
             ["method", "handler"],
             buckets=(0.1, 0.5, 1),
             registry=self._registry,

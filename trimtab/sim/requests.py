@@ -44,14 +44,12 @@ def _invalid(problem: object, param: str | None) -> RequestError:
 
 BUSY = Failure(
     503,
-    "The engine is currently busy and cannot accept new requests. Please try again later or on a different "
-    "instance.",
+    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.",
     "Service Unavailable",
 )
 BACKLOG = Failure(
     503,
-    "The engine has reached its prefill token backlog limit. Please try again later or on a different "
-    "instance.",
+    "The engine has reached its prefill token backlog limit. Please try again later or on a different instance.",
     "Service Unavailable",
 )
 DEAD = Failure(

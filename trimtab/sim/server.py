@@ -47,20 +47,14 @@ async def serve(engines: Sequence[tuple[EngineServer, int]], host: str, until_st
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trimtab.sim.server", description="Simulated engines.")
-    parser.add_argument(
-        "--kind", action="append", choices=sorted(KINDS), required=True, help="once per engine"
-    )
+    parser.add_argument("--kind", action="append", choices=sorted(KINDS), required=True, help="once per engine")
     parser.add_argument("--name", action="append", default=[], help="once per engine; default: its kind")
-    parser.add_argument(
-        "--port", action="append", type=int, default=[], help="once per engine; 0 is a free one"
-    )
+    parser.add_argument("--port", action="append", type=int, default=[], help="once per engine; 0 is a free one")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--model", default="sim", help="the model's name")
     for flag in ("max-num-seqs", "max-model-len", "max-num-queued-reqs", "max-num-queued-tokens"):
         parser.add_argument(f"--{flag}", type=int, help="as in vLLM; default: the kind's")
-    parser.add_argument(
-        "--until-stdin-closes", action="store_true", help="end with the process that started this"
-    )
+    parser.add_argument("--until-stdin-closes", action="store_true", help="end with the process that started this")
     arguments = parser.parse_args(argv)
     for name in ("name", "port"):
         if len(getattr(arguments, name)) > len(arguments.kind):

@@ -43,9 +43,7 @@ def bundled_trace(name: str) -> list[Request]:
 
     `azure23_conv` is the busiest six minutes of a chat service. Raises TraceError for an unknown name.
     """
-    known = sorted(
-        entry.name.removesuffix(".csv") for entry in _TRACES.iterdir() if entry.name.endswith(".csv")
-    )
+    known = sorted(entry.name.removesuffix(".csv") for entry in _TRACES.iterdir() if entry.name.endswith(".csv"))
     if name not in known:
         raise TraceError(f"{name}: no such bundled trace, there is {', '.join(known)}")
     with resources.as_file(_TRACES.joinpath(f"{name}.csv")) as path:

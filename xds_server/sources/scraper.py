@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import aiohttp
@@ -66,31 +66,22 @@ class Scraper:
         self._session = session
         self._now = now
         self._rng = rng or random.Random()
+        self._endpoints: dict[str, tuple[EndpointSpec, ...]] = {}
         self._tasks: dict[_Target, asyncio.Task[None]] = {}
 
     def update(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> None:
-        """Scrape these endpoints of `pool` from now on, as its policy says; () for a pool that is gone.
+        """Scrape these endpoints of `pool` from now on. One that stays as it was keeps its pace."""
+        self._endpoints[pool.name] = tuple(endpoints)
+        self._aim(pool.name, _targets(pool, endpoints))
 
-        An endpoint that stays as it was keeps its pace.
-        """
-        source = pool.signals
-        wanted = {
-            _Target(
-                pool=pool.name,
-                address=endpoint.address,
-                engine=pool.engine,
-                path=source.scrape_path,
-                interval_s=source.scrape_interval_ms / 1000,
-                timeout_s=source.scrape_timeout_ms / 1000,
-            )
-            for endpoint in (endpoints if source.scrape else ())
-        }
-        for target in [t for t in self._tasks if t.pool == pool.name and t not in wanted]:
-            self._tasks.pop(target).cancel()
-        for target in wanted - self._tasks.keys():
-            self._tasks[target] = asyncio.create_task(
-                self._run(target), name=f"scrape {target.pool} {target.address}"
-            )
+    def reconfigure(self, pools: Iterable[Pool]) -> None:
+        """Take the sources of a new policy for the known endpoints; those of a pool that is gone are left."""
+        kept = {pool.name: pool for pool in pools}
+        for name in self._endpoints.keys() - kept.keys():
+            del self._endpoints[name]
+            self._aim(name, set())
+        for name, endpoints in self._endpoints.items():
+            self._aim(name, _targets(kept[name], endpoints))
 
     async def close(self) -> None:
         """Stop all scraping and wait until it has stopped. The session stays open: it is the caller's."""
@@ -99,6 +90,12 @@ class Scraper:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _aim(self, pool: str, wanted: Set[_Target]) -> None:
+        for target in [t for t in self._tasks if t.pool == pool and t not in wanted]:
+            self._tasks.pop(target).cancel()
+        for target in wanted - self._tasks.keys():
+            self._tasks[target] = asyncio.create_task(self._run(target), name=f"scrape {target.address}")
 
     async def _run(self, target: _Target) -> None:
         loop = asyncio.get_running_loop()
@@ -155,3 +152,20 @@ class Scraper:
                     response.close()
                     raise ScrapeError(f"{target.path} is above {MAX_PAGE_BYTES} bytes")
             return bytes(page)
+
+
+def _targets(pool: Pool, endpoints: Iterable[EndpointSpec]) -> set[_Target]:
+    source = pool.signals
+    if not source.scrape:
+        return set()
+    return {
+        _Target(
+            pool=pool.name,
+            address=endpoint.address,
+            engine=pool.engine,
+            path=source.scrape_path,
+            interval_s=source.scrape_interval_ms / 1000,
+            timeout_s=source.scrape_timeout_ms / 1000,
+        )
+        for endpoint in endpoints
+    }

@@ -15,6 +15,7 @@ import aiohttp
 from trimtab.cli.child import die_with_parent
 from trimtab.cli.demo.plain_envoy import plain_bootstrap
 from trimtab.cli.envoy_process import EnvoyProcess
+from trimtab.cli.errors import PartFailedError
 from trimtab.cli.listening import free_port
 from trimtab.envoy_binary import find_envoy
 from trimtab.policy.model import Retries
@@ -30,10 +31,6 @@ MODEL = "sim"
 # Engines that refuse early are kinder than engines that queue for ever: vLLM's operators set this too.
 _MAX_QUEUED_REQS = 200
 _START_S = 20.0
-
-
-class DemoError(Exception):
-    """The demo could not run; the message says which part failed."""
 
 
 @dataclass(slots=True)
@@ -57,15 +54,18 @@ ArmFactory = Callable[[Path, Sequence[EngineAddress]], contextlib.AbstractAsyncC
 
 @asynccontextmanager
 async def running(name: str, folder: Path) -> AsyncIterator[Arm]:
-    """Start the engines and the balancer of the arm `name` (a key of `ARMS`). Raises DemoError, EnvoyFailedError."""
+    """Start the engines and the balancer of the arm `name` (a key of `ARMS`). Raises PartFailedError."""
     kinds = [argument for kind, _ in FLEET for argument in ("--kind", kind.name)]
     try:
-        async with engine_process(
-            "--model", MODEL, "--port", "0", "--max-num-queued-reqs", str(_MAX_QUEUED_REQS), *kinds
-        ) as engines, ARMS[name](folder, engines) as arm:
+        async with (
+            engine_process(
+                "--model", MODEL, "--port", "0", "--max-num-queued-reqs", str(_MAX_QUEUED_REQS), *kinds
+            ) as engines,
+            ARMS[name](folder, engines) as arm,
+        ):
             yield arm
     except RuntimeError as error:
-        raise DemoError(str(error)) from error
+        raise PartFailedError(str(error)) from error
 
 
 def _plain(name: str, policy: str, weights: Sequence[int]) -> ArmFactory:
@@ -117,10 +117,10 @@ async def _trimtab(folder: Path, engines: Sequence[EngineAddress]) -> AsyncItera
                 async with asyncio.timeout(_START_S):
                     while not await _answers(session, f"{arm.url}/v1/models"):
                         if process.returncode is not None:
-                            raise DemoError(f"trimtab ended at its start:\n{log.read_text()}")
+                            raise PartFailedError(f"trimtab ended at its start:\n{log.read_text()}")
                         await asyncio.sleep(0.1)
             except TimeoutError:
-                raise DemoError(f"trimtab did not serve within {_START_S:g} s:\n{log.read_text()}") from None
+                raise PartFailedError(f"trimtab did not serve within {_START_S:g} s:\n{log.read_text()}") from None
         yield arm
     finally:
         if process.returncode is None:

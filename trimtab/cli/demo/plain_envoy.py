@@ -6,16 +6,21 @@ from typing import Any
 
 from trimtab.policy.model import Retries, split_host_port
 
+_EXTENSIONS = "type.googleapis.com/envoy.extensions"
 _NO_LIMIT = 1_000_000
 
 
 def plain_bootstrap(
-    *, port: int, admin_port: int, endpoints: Sequence[str], weights: Sequence[int], policy: str, retries: Retries
+    *,
+    port: int,
+    admin_port: int,
+    endpoints: Sequence[str],
+    weights: Sequence[int],
+    policy: str,
+    retries: Retries,
 ) -> str:
     """A static bootstrap with one listener on loopback. `policy` is Envoy's name of the load-balancing policy."""
-    thresholds = {
-        name: _NO_LIMIT for name in ("max_connections", "max_pending_requests", "max_requests", "max_retries")
-    }
+    thresholds = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _NO_LIMIT)
     cluster = {
         "name": "engines",
         "type": "STATIC",
@@ -27,7 +32,10 @@ def plain_bootstrap(
             "endpoints": [
                 {
                     "lb_endpoints": [
-                        {"endpoint": {"address": _address(*split_host_port(endpoint))}, "load_balancing_weight": weight}
+                        {
+                            "endpoint": {"address": _address(*split_host_port(endpoint))},
+                            "load_balancing_weight": weight,
+                        }
                         for endpoint, weight in zip(endpoints, weights, strict=True)
                     ]
                 }
@@ -39,14 +47,14 @@ def plain_bootstrap(
         "route": {"cluster": "engines", "timeout": "0s", "retry_policy": _retry_policy(retries)},
     }
     connection_manager = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "@type": f"{_EXTENSIONS}.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "trimtab",
         "stream_idle_timeout": "0s",
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
         "http_filters": [
             {
                 "name": "envoy.filters.http.router",
-                "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"},
+                "typed_config": {"@type": f"{_EXTENSIONS}.filters.http.router.v3.Router"},
             }
         ],
     }
@@ -57,7 +65,10 @@ def plain_bootstrap(
         "filter_chains": [
             {
                 "filters": [
-                    {"name": "envoy.filters.network.http_connection_manager", "typed_config": connection_manager}
+                    {
+                        "name": "envoy.filters.network.http_connection_manager",
+                        "typed_config": connection_manager,
+                    }
                 ]
             }
         ],
@@ -78,9 +89,7 @@ def _retry_policy(retries: Retries) -> dict[str, Any]:
         "retry_host_predicate": [
             {
                 "name": "envoy.retry_host_predicates.previous_hosts",
-                "typed_config": {
-                    "@type": "type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
-                },
+                "typed_config": {"@type": f"{_EXTENSIONS}.retry.host.previous_hosts.v3.PreviousHostsPredicate"},
             }
         ],
         "host_selection_retry_max_attempts": 200,

@@ -1,7 +1,6 @@
 """The demo: real Envoys, simulated engines, a real trace, and one engine that becomes full half way."""
 
 import asyncio
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -14,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.live import Live
 
-from trimtab.cli.demo.arms import ARMS, MODEL, Arm, DemoError, running
+from trimtab.cli.demo.arms import ARMS, MODEL, Arm, running
 from trimtab.cli.demo.show import comparison, engine_table, live_view
+from trimtab.cli.errors import PartFailedError, UserError
 from trimtab.envoy_binary import envoy_version, find_envoy
 from trimtab.fleet.observation import Verdict
 from trimtab.sim.client import Result, replay, summarise
@@ -29,11 +29,16 @@ _SPEED = 0.8  # about half of what the engines can do together
 
 
 async def demo(
-    trace: Sequence[Request], seconds: float, names: Sequence[str], seed: int, report: Path | None, console: Console
+    trace: Sequence[Request],
+    seconds: float,
+    names: Sequence[str],
+    seed: int,
+    report: Path | None,
+    console: Console,
 ) -> dict[str, Any]:
-    """Replay a piece of `trace` through every arm at the same time. Returns the report, and writes it to `report`.
+    """Replay a piece of `trace` through every arm at the same time. Returns the report.
 
-    `seed` chooses the piece and the texts. Raises DemoError, EnvoyFailedError, EnvoyNotFoundError.
+    `seed` chooses the piece and the texts. Raises PartFailedError, EnvoyFailedError, EnvoyNotFoundError.
     """
     binary = find_envoy()
     version = envoy_version(binary)
@@ -66,8 +71,6 @@ async def demo(
         "envoy_version": version,
     }
     console.print(comparison(summaries))
-    if report is not None:
-        report.write_text(json.dumps(result, indent=2) + "\n")
     return result
 
 
@@ -76,12 +79,10 @@ def _piece(trace: Sequence[Request], seconds: float, seed: int) -> list[Request]
     slowed = scale(trace, speed=_SPEED)
     length = slowed[-1].arrival_s
     start = (seed * seconds) % max(length - seconds, 1.0)
-    moved = [
-        replace(request, arrival_s=request.arrival_s - start) for request in slowed if request.arrival_s >= start
-    ]
+    moved = [replace(request, arrival_s=request.arrival_s - start) for request in slowed if request.arrival_s >= start]
     piece = cut(moved, seconds)
     if not piece:
-        raise DemoError(f"the trace has no request within {seconds:g} s")
+        raise UserError(f"the trace has no request within {seconds:g} s")
     return piece
 
 
@@ -107,9 +108,7 @@ async def _replay(arm: Arm, piece: Sequence[Request], seed: int) -> list[Result]
         if not result.token_s and result.outcome is None:
             arm.results.append(result)
 
-    return await replay(
-        arm.url, piece, model=MODEL, seed=seed, cut_after_last_s=CUT_AFTER_LAST_S, on_event=note
-    )
+    return await replay(arm.url, piece, model=MODEL, seed=seed, cut_after_last_s=CUT_AFTER_LAST_S, on_event=note)
 
 
 async def _fill(session: aiohttp.ClientSession, arm: Arm, seconds: float) -> None:
@@ -118,7 +117,7 @@ async def _fill(session: aiohttp.ClientSession, arm: Arm, seconds: float) -> Non
     fault = {"kind": "saturate_429", "for_s": _FULL_FOR * seconds}
     async with session.post(f"http://{arm.engines[_FULL_ENGINE].address}/control/fault", json=fault) as answer:
         if answer.status != 200:
-            raise DemoError(f"the engine refused the fault: {await answer.text()}")
+            raise PartFailedError(f"the engine refused the fault: {await answer.text()}")
 
 
 async def _show(session: aiohttp.ClientSession, arms: Sequence[Arm], seconds: float, console: Console) -> None:
@@ -144,7 +143,7 @@ def _note(elapsed: float, seconds: float, full: str) -> str:
     if elapsed > seconds:
         return f"waiting for the last answers, {seconds + CUT_AFTER_LAST_S - elapsed:.0f} s at most"
     if 0 <= elapsed - _FULL_FROM * seconds < _FULL_FOR * seconds:
-        return f"{full} answers every request with 429 \"KV cache exhausted\", in every arm"
+        return f'{full} answers every request with 429 "KV cache exhausted", in every arm'
     return f"{elapsed:.0f} of {seconds:g} s"
 
 
@@ -169,8 +168,10 @@ async def _observed(session: aiohttp.ClientSession, arms: Sequence[Arm]) -> dict
 
 
 def known_arms(names: str) -> list[str]:
-    """Split and check `--arms`. Raises DemoError."""
+    """Split and check `--arms`. Raises UserError."""
     found = [name.strip() for name in names.split(",") if name.strip()]
     if not found or (unknown := [name for name in found if name not in ARMS]):
-        raise DemoError(f"--arms {names!r}: unknown {', '.join(unknown) if found else 'arm'}; there are {', '.join(ARMS)}")
+        raise UserError(
+            f"--arms {names!r}: unknown {', '.join(unknown) if found else 'arm'}; there are {', '.join(ARMS)}"
+        )
     return list(dict.fromkeys(found))

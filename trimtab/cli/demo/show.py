@@ -17,7 +17,15 @@ _STATE_STYLE = {"up": "green", "ramping": "yellow"}
 def engine_table() -> Table:
     """The parameters of the simulated engines."""
     table = Table(title="Simulated engines (the same in every arm)", title_justify="left")
-    for heading in ("engine", "prefill tok/s", "step ms", "ms / sequence", "KV tokens", "sequences", "capacity"):
+    for heading in (
+        "engine",
+        "prefill tok/s",
+        "step ms",
+        "ms / sequence",
+        "KV tokens",
+        "sequences",
+        "capacity",
+    ):
         table.add_column(heading, justify="left" if heading == "engine" else "right")
     for kind, capacity in FLEET:
         table.add_row(
@@ -86,7 +94,15 @@ def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     engines = [kind.name for kind, _ in FLEET]
     table = Table(title="The same arrivals, the same fault", title_justify="left")
     table.add_column("arm")
-    for heading in ("requests", "success %", "TTFT mean ms", "P50 ms", "P99 ms", "tokens/s", " / ".join(engines)):
+    for heading in (
+        "requests",
+        "success %",
+        "TTFT mean ms",
+        "P50 ms",
+        "P99 ms",
+        "tokens/s",
+        " / ".join(engines),
+    ):
         table.add_column(heading, justify="right")
     for name, summary in summaries.items():
         ttft = summary["ttft_ms"]

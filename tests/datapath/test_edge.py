@@ -1,0 +1,238 @@
+"""What a client meets: the real Envoy before one pool of two engines."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from tests.datapath.rig import Rig, running
+from tests.harness import Body, Reset, Step, error, tokens, until
+from trimtab.fleet.observation import AttemptEnded, AttemptStarted
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+MIB = 1 << 20
+JSON = {"content-type": "application/json"}
+
+
+class Script:
+    """Answers as the `x-do` header says; after `once-` only the first attempt of a request does so."""
+
+    def __init__(self) -> None:
+        self._attempts: Counter[str] = Counter()
+
+    def __call__(self, request: web.Request, body: bytes) -> Step:
+        request_id = request.headers["x-request-id"]
+        self._attempts[request_id] += 1
+        do = request.headers.get("x-do", "")
+        if do.startswith("once-"):
+            do = do.removeprefix("once-") if self._attempts[request_id] == 1 else ""
+        match do:
+            case "503":
+                return error(503, "currently busy")
+            case "reset":
+                return Reset()
+            case "headers":
+                return Body(body=json.dumps({key.lower(): value for key, value in request.headers.items()}).encode())
+            case "cors":
+                own = {"access-control-allow-origin": "*", "access-control-allow-credentials": "true"}
+                return Body(headers=JSON | own)
+            case "stream":
+                return tokens(5, 0.01, 0.01)
+        return Body(body=json.dumps({"path": request.path_qs, "bytes": len(body)}).encode())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    script = Script()
+    async with running(tmp_path_factory.mktemp("edge"), [script, script]) as started:
+        yield started
+        assert started.control_plane.refusals == []
+        assert started.envoy.alive
+        assert started.ext_proc.counters.faults == started.access_log.counters.faults == 0
+
+
+async def starts(rig: Rig, request_id: str, count: int = 1) -> list[AttemptStarted]:
+    await until(lambda: len(rig.seen(AttemptStarted, request_id)) == count, what=f"{count} starts")
+    return rig.seen(AttemptStarted, request_id)
+
+
+async def test_a_clients_request_id_is_never_taken_over(rig: Rig) -> None:
+    answers = [await rig.chat(**{"x-request-id": "mine", "x-do": "headers"}) for _ in range(2)]
+    ids = {answer.request_id for answer in answers}
+    assert len(ids) == 2
+    assert "mine" not in ids
+    assert {json.loads(answer.body)["x-request-id"] for answer in answers} == ids
+
+
+async def test_a_client_cannot_steer_envoy_by_headers(rig: Rig) -> None:
+    answer = await rig.chat(
+        **{
+            "x-do": "503",
+            "x-envoy-max-retries": "9",
+            "x-envoy-retry-on": "5xx",
+            "x-envoy-upstream-rq-timeout-ms": "1",
+        }
+    )
+    assert answer.status == 503
+    await until(lambda: len(rig.seen(AttemptEnded, answer.request_id)) == 3)
+
+
+async def test_an_answer_passes_unchanged_under_our_name(rig: Rig) -> None:
+    answer = await rig.chat()
+    assert json.loads(answer.body)["path"] == "/v1/chat/completions"
+    assert answer.headers["server"] == "trimtab"
+    assert not [name for name in answer.headers if name.lower().startswith("x-envoy")]
+
+
+async def test_sloppy_paths_are_put_right(rig: Rig) -> None:
+    answer = await rig.ask("POST", "//v1//chat/../chat/completions?a=b%2Fc", json={})
+    assert json.loads(answer.body)["path"] == "/v1/chat/completions?a=b/c"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "streamed"),
+    [
+        (b'{"model": "m", "stream": true}', "application/json", True),
+        (b'{"model": "m", "stream": true}', "Application/JSON; charset=utf-8", True),
+        (b'{"model": "m", "stream": true}', "application/vnd.api+json", True),
+        (b'{"model": "m", "stream": true}', "application/x-www-form-urlencoded", True),
+        (b'{"model": "m", "stream": true}', "", True),
+        (b'{"stream": true}', "application/json", True),
+        (b'{"model": "m", "stream": false}', "application/json", False),
+        (b'{"model": "m", "stream": null}', "application/json", False),
+        (b'{"model": "m"}', "application/json", False),
+        (b"[1]", "application/json", False),
+        (b"", "application/json", False),
+        (b'{"model": "m", "stream": "yes"}', "application/json", None),
+        (b'{"model": "m", "stream"', "application/json", None),
+        (b'{"model": "m", "stream": true}', "multipart/form-data; boundary=x", None),
+        (b"\x1f\x8b\x00", "application/octet-stream", None),
+    ],
+)
+async def test_what_was_asked_for_is_read_from_the_body(
+    rig: Rig, body: bytes, content_type: str, streamed: bool | None
+) -> None:
+    answer = await rig.ask("POST", "/v1/x", data=body, headers={"content-type": content_type})
+    assert answer.status == 200
+    assert json.loads(answer.body)["bytes"] == len(body)
+    (start,) = await starts(rig, answer.request_id)
+    assert start.streamed is streamed
+
+
+async def test_a_get_is_no_stream(rig: Rig) -> None:
+    answer = await rig.ask("GET", "/v1/models")
+    assert json.loads(answer.body)["path"] == "/v1/models"
+    (start,) = await starts(rig, answer.request_id)
+    assert (start.streamed, start.prompt_bytes) == (False, None)
+
+
+async def chunked(size: int) -> AsyncIterator[bytes]:
+    for at in range(0, size, MIB):
+        yield b"a" * min(MIB, size - at)
+
+
+@pytest.mark.parametrize("size", [32_767, 32_768, 32_769, MIB + 1, 12 * MIB, 16 * MIB])
+@pytest.mark.parametrize("do", ["", "once-503", "once-reset"])
+async def test_a_long_prompt_arrives_whole_and_can_be_sent_again(rig: Rig, size: int, do: str) -> None:
+    prompt = b'{"model":"m","prompt":"' + b"a" * (size - 25) + b'"}'
+    answer = await rig.ask("POST", "/v1/x", data=prompt, headers={**JSON, "x-do": do})
+    assert (answer.status, json.loads(answer.body)["bytes"]) == (200, size)
+    seen = await starts(rig, answer.request_id, 2 if do else 1)
+    assert {start.prompt_bytes for start in seen} == {size}
+    assert len({start.address for start in seen}) == len(seen)
+
+
+async def test_the_length_of_a_prompt_in_chunks_is_known_too(rig: Rig) -> None:
+    answer = await rig.ask("POST", "/v1/x", data=chunked(12 * MIB), headers={"x-do": "once-503"})
+    assert (answer.status, json.loads(answer.body)["bytes"]) == (200, 12 * MIB)
+    assert [start.prompt_bytes for start in await starts(rig, answer.request_id, 2)] == [12 * MIB] * 2
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream"])
+async def test_a_longer_one_is_refused_as_an_api_would(rig: Rig, content_type: str) -> None:
+    answer = await rig.ask("POST", "/v1/x", data=chunked(16 * MIB + 1), headers={"content-type": content_type})
+    assert answer.status == 413
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-trimtab-reason"] == "request-too-large"
+    assert json.loads(answer.body)["error"]["type"] == "BadRequestError"
+
+
+async def test_an_engines_error_passes_as_it_is_when_retries_are_used_up(rig: Rig) -> None:
+    answer = await rig.chat(**{"x-do": "503"})
+    assert (answer.status, json.loads(answer.body)["error"]["message"]) == (503, "currently busy")
+    assert "x-trimtab-reason" not in answer.headers
+
+
+async def test_a_broken_connection_is_explained(rig: Rig) -> None:
+    answer = await rig.chat(**{"x-do": "reset"})
+    assert (answer.status, answer.headers["x-trimtab-reason"]) == (503, "endpoint-reset")
+    assert json.loads(answer.body)["error"] == {
+        "message": "The endpoint broke the connection.",
+        "type": "ServiceUnavailableError",
+        "param": None,
+        "code": 503,
+    }
+
+
+ORIGIN = {"origin": "https://chat.example.com"}
+
+
+async def test_a_browsers_preflight_is_answered_here(rig: Rig) -> None:
+    before = sum(len(engine.calls) for engine in rig.engines)
+    asks = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    answer = await rig.ask("OPTIONS", "/v1/chat/completions", headers={**ORIGIN, **asks})
+    assert answer.status == 200
+    assert answer.headers["access-control-allow-origin"] == ORIGIN["origin"]
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert "authorization" in answer.headers["access-control-allow-headers"]
+    assert sum(len(engine.calls) for engine in rig.engines) == before
+
+
+@pytest.mark.parametrize("do", ["", "cors", "stream", "503", "reset"])
+async def test_a_browser_may_read_every_answer_and_an_engine_adds_nothing(rig: Rig, do: str) -> None:
+    answer = await rig.chat(**ORIGIN, **{"x-do": do})
+    assert answer.headers.getall("access-control-allow-origin") == [ORIGIN["origin"]]
+    assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    assert "access-control-allow-credentials" not in answer.headers
+
+
+async def test_a_client_that_waits_for_a_hundred_gets_it(rig: Rig) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.policy.listen.port)
+    headers = (b"host: x", b"connection: close", b"content-length: 20000", b"expect: 100-continue")
+    writer.write(b"\r\n".join((b"POST /v1/x HTTP/1.1", *headers, b"", b"")))
+    assert await asyncio.wait_for(reader.readline(), 5) == b"HTTP/1.1 100 Continue\r\n"
+    writer.write(b"a" * 20_000)
+    assert b'"bytes": 20000' in await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+
+
+async def test_http_2_without_tls_is_understood(rig: Rig) -> None:
+    async with httpx.AsyncClient(http1=False, http2=True) as client:
+        answer = await client.post(f"{rig.url}/v1/x", json={})
+    assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
+
+
+async def test_200_streams_at_once_are_not_mixed(rig: Rig) -> None:
+    def script(request: web.Request, body: bytes) -> Step:
+        return tokens(20, 0.05, 0.005, text=f"{json.loads(body)['model']} ")
+
+    before = [engine.script for engine in rig.engines]
+    for engine in rig.engines:
+        engine.script = script
+    try:
+        answers: list[Any] = await asyncio.gather(*(rig.chat(stream=True, model=f"m{n}") for n in range(200)))
+    finally:
+        for engine, old in zip(rig.engines, before, strict=True):
+            engine.script = old
+    for number, answer in enumerate(answers):
+        assert answer.body == b"".join(chunk for _, chunk in tokens(20, text=f"m{number} ").chunks)

@@ -1,0 +1,361 @@
+"""What our observers, in a process of their own, learn from the real Envoy, against what the engines know."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import ClassVar
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from tests.datapath.control_plane import ENDPOINTS_URL, assignment
+from tests.datapath.rig import Answer, Rig, resources, running
+from tests.harness import (
+    DONE,
+    Body,
+    Call,
+    Chunks,
+    Hang,
+    Reset,
+    Step,
+    error,
+    event,
+    free_port,
+    tokens,
+    until,
+)
+from trimtab.fleet.observation import (
+    AttemptEnded,
+    AttemptStarted,
+    FirstToken,
+    Outcome,
+    Rejected,
+    StreamRead,
+    Verdict,
+)
+from xds_server.resources import RUNTIME_URL, runtime_resource
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+QUOTA = Body(429, b'{"error":{"message":"Rate limit reached","type":"tokens","code":"rate_limit_exceeded"}}')
+DEAD = b'data: {"error":{"message":"EngineCore encountered an issue.","code":500}}\n\n'
+
+
+class Script:
+    """Each request carries the steps of its attempts, in order, by name; the last is repeated."""
+
+    steps: ClassVar[dict[str, Step]] = {
+        "json": Body(),
+        "tokens": tokens(5, 0.05, 0.01),
+        "slow": tokens(3, 1.0, 0.01),
+        "hang": Hang(),
+        "saturated": error(429, "KV cache exhausted", "engine_saturated"),
+        "busy": error(503, "The engine is currently busy and cannot accept new requests."),
+        "busy-in-pieces": Chunks(
+            [(0, b'{"error":{"message":"The engine is '), (0.02, b'currently busy"}}')],
+            503,
+            {"content-type": "x/y"},
+        ),
+        "quota": QUOTA,
+        "broken": Body(500, b"no JSON"),
+        "reset": Reset(),
+        "cut": Chunks([(0, event("a")), (0.05, event("b"))], cut=True),
+        "pings": Chunks(
+            [
+                (0, b": ping\n\n"),
+                (0.1, b": ping\n\n"),
+                (0.1, event("", role="assistant")),
+                (0.1, event("hi")),
+                (0, DONE),
+            ]
+        ),
+        "dead": Chunks([(0, event("", role="assistant")), (0, DEAD), (0, DONE)]),
+        "late-error": Chunks([(0, event("a")), (0.05, event("b")), (0.05, DEAD), (0, DONE)]),
+        "empty": Chunks([]),
+    }
+
+    def __init__(self) -> None:
+        self._attempts: Counter[str] = Counter()
+
+    def __call__(self, request: web.Request, body: bytes) -> Step:
+        request_id = request.headers["x-request-id"]
+        names = request.headers["x-do"].split(",")
+        self._attempts[request_id] += 1
+        return self.steps[names[min(self._attempts[request_id], len(names)) - 1]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    script = Script()
+    async with running(
+        tmp_path_factory.mktemp("observation"),
+        [script] * 3,
+        observers_apart=True,
+        ext_proc={"full_stream_percent": 100, "reject_timeout_ms": 300},
+    ) as started:
+        yield started
+        assert started.control_plane.refusals == []
+        assert started.envoy.alive
+
+
+async def do(rig: Rig, *steps: str, stream: bool = True) -> Answer:
+    return await rig.chat(stream=stream, **{"x-do": ",".join(steps)})
+
+
+async def attempts(rig: Rig, answer: Answer, count: int) -> list[AttemptEnded]:
+    """The ends of a request's attempts, in order, once all are reported."""
+    await until(lambda: len(rig.seen(AttemptEnded, answer.request_id)) == count, what=f"{count} ends")
+    return sorted(rig.seen(AttemptEnded, answer.request_id), key=lambda end: end.started_at)
+
+
+def call_of(rig: Rig, request_id: str) -> Call:
+    """What the engines know of a request's only attempt."""
+    (call,) = (call for engine in rig.engines for call in engine.calls if call.request_id == request_id)
+    return call
+
+
+async def test_the_first_token_is_joined_to_its_start_and_true(rig: Rig) -> None:
+    rng = random.Random(7)
+    Script.steps |= {f"tokens-{n}": tokens(4, 0.02 + 0.1 * rng.random(), 0.01) for n in range(150)}
+
+    async def ask(number: int) -> Answer:
+        await asyncio.sleep(number / 50)
+        return await do(rig, f"tokens-{number}")
+
+    answers = await asyncio.gather(*(ask(number) for number in range(150)))
+    await until(lambda: all(rig.seen(AttemptEnded, answer.request_id) for answer in answers[-5:]))
+    observations = rig.observations
+    starts = {(o.request_id, o.address): o for o in observations if isinstance(o, AttemptStarted)}
+    firsts = [o for o in observations if isinstance(o, FirstToken)]
+    assert len(firsts) == 150
+    errors = []
+    for first in firsts:
+        call = call_of(rig, first.request_id)
+        start = starts[first.request_id, first.address]
+        errors.append((first.at - start.at) - (call.sent_at[0] - call.arrived_at))
+    errors.sort(key=abs)
+    assert abs(statistics.median(errors)) < 0.005
+    assert abs(errors[int(len(errors) * 0.97)]) < 0.05
+
+
+async def test_pings_and_roles_are_no_tokens_though_they_are_bytes(rig: Rig) -> None:
+    answer = await do(rig, "pings")
+    (end,) = await attempts(rig, answer, 1)
+    (first,) = rig.seen(FirstToken, answer.request_id)
+    call = call_of(rig, answer.request_id)
+    assert abs(first.at - call.sent_at[3]) < 0.05
+    assert end.first_byte_s is not None
+    assert end.first_byte_s < 0.1 < first.at - end.started_at
+
+
+async def test_every_refusal_of_a_retried_request_is_read(rig: Rig) -> None:
+    answer = await do(rig, "saturated", "busy-in-pieces", "tokens")
+    assert answer.status == 200
+    ends = await attempts(rig, answer, 3)
+    assert [end.status for end in ends] == [429, 503, 200]
+    assert len({end.address for end in ends}) == 3
+    assert [end.outcome for end in ends] == [Outcome.COMPLETE] * 3
+    refusals = sorted(rig.seen(Rejected, answer.request_id), key=lambda refusal: refusal.at)
+    assert [(r.address, r.status, r.verdict) for r in refusals] == [
+        (ends[0].address, 429, Verdict.SATURATED),
+        (ends[1].address, 503, Verdict.SATURATED),
+    ]
+    (first,) = rig.seen(FirstToken, answer.request_id)
+    assert first.address == ends[2].address
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "verdict", "tries"),
+    [("quota", 429, Verdict.QUOTA, 3), ("busy", 503, Verdict.SATURATED, 3), ("broken", 500, None, 1)],
+)
+async def test_a_refusal_that_reaches_the_client_is_read_too(
+    rig: Rig, step: str, status: int, verdict: Verdict | None, tries: int
+) -> None:
+    answer = await do(rig, step)
+    assert answer.status == status
+    await attempts(rig, answer, tries)
+    refusals = rig.seen(Rejected, answer.request_id)
+    assert [refusal.status for refusal in refusals] == [status] * tries
+    assert verdict is None or {refusal.verdict for refusal in refusals} == {verdict}
+
+
+@pytest.mark.parametrize("step", ["dead", "empty"])
+async def test_an_answer_of_200_that_is_none_is_a_failure(rig: Rig, step: str) -> None:
+    answer = await do(rig, step)
+    assert answer.status == 200
+    await attempts(rig, answer, 1)
+    (refusal,) = rig.seen(Rejected, answer.request_id)
+    assert (refusal.status, refusal.in_stream, refusal.verdict) == (200, True, Verdict.UNAVAILABLE)
+    assert rig.seen(FirstToken, answer.request_id) == []
+
+
+async def test_late_errors_and_the_times_between_tokens_are_seen(rig: Rig) -> None:
+    good, bad = await do(rig, "tokens"), await do(rig, "late-error")
+    await until(lambda: rig.seen(StreamRead, good.request_id) and rig.seen(StreamRead, bad.request_id))
+    (read,) = rig.seen(StreamRead, good.request_id)
+    assert (read.chunks, read.finished, read.verdict) == (5, True, None)
+    assert read.mean_gap_s is not None
+    assert 0.005 < read.mean_gap_s < 0.05
+    (read,) = rig.seen(StreamRead, bad.request_id)
+    assert (read.chunks, read.finished, read.verdict) == (2, False, Verdict.UNAVAILABLE)
+
+
+async def aborted(rig: Rig, step: str, after_s: float) -> AttemptEnded:
+    before = {end.request_id for end in rig.seen(AttemptEnded)}
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(do(rig, step), after_s)
+    await until(lambda: {end.request_id for end in rig.seen(AttemptEnded)} - before)
+    (end,) = (end for end in rig.seen(AttemptEnded) if end.request_id not in before)
+    return end
+
+
+async def test_how_attempts_end(rig: Rig) -> None:
+    whole, plain = await do(rig, "tokens"), await do(rig, "json", stream=False)
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await do(rig, "cut")
+    reset = await do(rig, "reset", "tokens")
+    (end,) = await attempts(rig, whole, 1)
+    assert (end.outcome, end.status, end.streamed) == (Outcome.COMPLETE, 200, True)
+    assert end.body_bytes == len(whole.body)
+    assert end.prompt_bytes == call_of(rig, whole.request_id).body_bytes
+    (end,) = await attempts(rig, plain, 1)
+    assert (end.outcome, end.status, end.streamed, end.body_bytes) == (Outcome.COMPLETE, 200, False, 2)
+    first, second = await attempts(rig, reset, 2)
+    assert (first.outcome, first.status, first.first_byte_s) == (Outcome.RESET, 0, None)
+    assert (second.outcome, second.status) == (Outcome.COMPLETE, 200)
+    assert [end.outcome for end in rig.seen(AttemptEnded) if end.body_bytes and end.outcome is Outcome.RESET]
+    before_headers = await aborted(rig, "hang", 0.1)
+    assert (before_headers.outcome, before_headers.status) == (Outcome.ABORTED, 0)
+    before_token = await aborted(rig, "slow", 0.1)
+    assert (before_token.outcome, before_token.status, before_token.streamed) == (Outcome.ABORTED, 200, True)
+
+
+async def test_the_share_of_watched_streams_is_moved_by_the_runtime(rig: Rig) -> None:
+    async def watched(count: int) -> int:
+        answers = await asyncio.gather(*(do(rig, "tokens") for _ in range(count)))
+        await attempts(rig, answers[-1], 1)
+        await asyncio.gather(*(attempts(rig, answer, 1) for answer in answers[-10:]))
+        return sum(bool(rig.seen(FirstToken, answer.request_id)) for answer in answers)
+
+    await rig.control_plane.set({RUNTIME_URL: {"trimtab": runtime_resource(0)}})
+    assert await watched(20) == 0
+    await rig.control_plane.set({RUNTIME_URL: {"trimtab": runtime_resource(30)}})
+    assert 15 <= await watched(100) <= 45
+    await rig.control_plane.set({RUNTIME_URL: {"trimtab": runtime_resource(100)}})
+    assert await watched(20) == 20
+
+
+async def test_an_answer_that_is_no_stream_and_no_error_costs_the_service_nothing(rig: Rig) -> None:
+    before = await rig.envoy.stats(r"ext_proc\..*streams_started")
+    await asyncio.gather(*(do(rig, "json", stream=False) for _ in range(20)))
+    assert await rig.envoy.stats(r"ext_proc\..*streams_started") == before
+
+
+async def refused_attempts(rig: Rig) -> int:
+    """What Envoy counts of attempts that got no connection."""
+    name = "cluster.p.upstream_rq_pending_failure_eject"
+    return (await rig.envoy.stats(f"^{name}$"))[name]
+
+
+async def test_every_attempt_is_counted_to_the_last(rig: Rig) -> None:
+    """2,000 requests with retries, resets, aborts and refused connections."""
+    dead = f"127.0.0.1:{free_port()}"
+    usual = resources(rig.policy)[ENDPOINTS_URL]
+    live = {engine.address: 100 for engine in rig.engines}
+    await rig.control_plane.set({ENDPOINTS_URL: {"p": assignment("p", {**live, dead: 30})}})
+    Script.steps |= {"quick": tokens(2, 0.01), "slower": tokens(3, 0.3, 0.05)}
+    plans = ["quick"] * 8 + [
+        "json",
+        "saturated,quick",
+        "busy,json",
+        "reset,quick",
+        "reset,reset,quick",
+        "broken",
+        "cut",
+        "abort",
+        "busy",
+    ]
+    known = {call.request_id for engine in rig.engines for call in engine.calls}
+    refused_before = await refused_attempts(rig)
+    waiting = asyncio.Semaphore(40)
+
+    async def ask(number: int) -> None:
+        plan = plans[number % len(plans)]
+        async with waiting:
+            with contextlib.suppress(TimeoutError, aiohttp.ClientPayloadError):
+                async with asyncio.timeout(0.15 if plan == "abort" else None):
+                    await do(rig, "slower" if plan == "abort" else plan)
+
+    await asyncio.gather(*(ask(number) for number in range(2000)))
+    made = Counter(
+        (call.request_id, engine.address)
+        for engine in rig.engines
+        for call in engine.calls
+        if call.request_id not in known
+    )
+    refused = await refused_attempts(rig) - refused_before
+    assert refused > 20
+    assert made.total() > 2300
+    total = made.total() + refused
+
+    def ends() -> list[AttemptEnded]:
+        return [end for end in rig.seen(AttemptEnded) if end.request_id not in known]
+
+    await until(lambda: len(ends()) >= total, 10, "all ends")
+    starts = [start for start in rig.seen(AttemptStarted) if start.request_id not in known]
+    unreachable = [end for end in ends() if end.outcome is Outcome.UNREACHABLE]
+    assert Counter((start.request_id, start.address) for start in starts) == made
+    assert len(unreachable) == refused
+    assert {end.address for end in unreachable} == {dead}
+    reached = [end for end in ends() if end.outcome is not Outcome.UNREACHABLE]
+    assert Counter((e.request_id, e.address, e.started_at) for e in reached) == Counter(
+        (s.request_id, s.address, s.at) for s in starts
+    )
+    assert {end.outcome for end in reached} == {Outcome.COMPLETE, Outcome.RESET, Outcome.ABORTED}
+    await rig.control_plane.set({ENDPOINTS_URL: usual})
+
+
+async def test_a_stopped_observer_delays_no_stream_and_an_error_only_by_its_time_out(rig: Rig) -> None:
+    async def delays() -> list[float]:
+        """Of each chunk of 40 streams, from the engine to the client."""
+
+        async def follow() -> list[float]:
+            arrived = []
+            body = {"model": "m", "stream": True}
+            async with rig.client.post(f"{rig.url}/v1/x", json=body, headers={"x-do": "tokens"}) as response:
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        arrived.append((time.time(), json.loads(line[6:])))
+            sent = call_of(rig, response.headers["x-request-id"]).sent_at
+            # The first piece holds two events, the role and the first token.
+            return [at - sent[number] for number, (at, _) in enumerate(arrived[1:])]
+
+        return sorted(delay for stream in await asyncio.gather(*(follow() for _ in range(40))) for delay in stream)
+
+    async def refusal_s() -> float:
+        begun = time.monotonic()
+        assert (await do(rig, "quota", "tokens")).status == 200
+        return time.monotonic() - begun
+
+    usual = await delays()
+    os.kill(rig.workers[0].pid, signal.SIGSTOP)
+    try:
+        stopped = await delays()
+        waited = await refusal_s()
+    finally:
+        os.kill(rig.workers[0].pid, signal.SIGCONT)
+    assert statistics.median(stopped) < statistics.median(usual) + 0.05
+    assert stopped[-1] < usual[-1] + 0.1
+    assert 0.3 <= waited < 1
+    answer = await do(rig, "tokens")
+    await attempts(rig, answer, 1)
+    assert rig.seen(FirstToken, answer.request_id)

@@ -1,0 +1,230 @@
+"""Routing between pools, time-outs and Envoy's own answers, on the real Envoy."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from tests.datapath.control_plane import ENDPOINTS_URL, assignment
+from tests.datapath.rig import Answer, Rig, resources, running
+from tests.harness import Body, FakeEngine, Hang, Step, event, free_port, tokens, until
+from trimtab.fleet.observation import AttemptEnded, Outcome
+from trimtab.policy.model import Policy
+from xds_server.resources import CLUSTER_URL, LISTENER_URL, ROUTES_URL, RUNTIME_URL
+
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+
+
+def script(name: str) -> Any:
+    def answer(request: web.Request, body: bytes) -> Step:
+        match request.headers.get("x-do"):
+            case "hang":
+                return Hang()
+            case "silent":
+                return tokens(3, first_s=5)
+            case "long":
+                return tokens(30, 0.0, 0.1)
+        return Body(body=json.dumps({"engine": name, "path": request.path}).encode())
+
+    return answer
+
+
+def pools(engines: list[FakeEngine]) -> list[dict[str, Any]]:
+    llama, qwen = engines
+    return [
+        {
+            "name": "llama",
+            "models": ["meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-70B*"],
+            "endpoints": [{"address": llama.address}],
+            "retries": {"attempts": 1},
+        },
+        {
+            "name": "qwen",
+            "models": ["qwen", "*/Qwen[23]*", "a?c"],
+            "endpoints": [{"address": qwen.address}],
+            "retries": {"attempts": 1},
+        },
+    ]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    listen = {"stream_idle_timeout_s": 0.6, "max_stream_s": 1.5, "cors_allow_origins": []}
+    scripts = [script("llama"), script("qwen")]
+    async with running(tmp_path_factory.mktemp("pools"), scripts, pools=pools, listen=listen) as started:
+        yield started
+        assert started.control_plane.refusals == []
+        assert started.envoy.alive
+        assert started.ext_proc.counters.faults == started.access_log.counters.faults == 0
+
+
+def served_by(answer: Answer) -> str:
+    assert answer.status == 200
+    return json.loads(answer.body)["engine"]
+
+
+@pytest.mark.parametrize(
+    ("model", "pool"),
+    [
+        ("meta-llama/Llama-3.1-8B", "llama"),
+        ("meta-llama/Llama-3.1-70B", "llama"),
+        ("meta-llama/Llama-3.1-70B-Instruct:lora", "llama"),
+        ("qwen", "qwen"),
+        ("Qwen/Qwen2.5", "qwen"),
+        ("x/y/Qwen3-Coder", "qwen"),
+        ("abc", "qwen"),
+        ("a\nc", "qwen"),
+    ],
+)
+async def test_a_model_goes_to_its_pool(rig: Rig, model: str, pool: str) -> None:
+    assert next(p.name for p in rig.policy.pools if p.serves(model)) == pool
+    assert served_by(await rig.chat(model=model)) == pool
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "meta-llama/Llama-3x1-8B",
+        "Meta-Llama/Llama-3.1-8B",
+        "Qwen/Qwen4",
+        "abbc",
+        'a "quoted" \\ one',
+        "%DOWNSTREAM_REMOTE_ADDRESS%",
+        "é",
+        "x" * 200,
+    ],
+)
+async def test_a_model_that_nobody_serves_is_not_found(rig: Rig, model: str) -> None:
+    assert not any(pool.serves(model) for pool in rig.policy.pools)
+    answer = await rig.chat(model=model)
+    assert answer.status == 404
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-trimtab-reason"] == "unknown-model"
+    assert json.loads(answer.body) == {
+        "error": {
+            "message": f"The model `{model}` does not exist.",
+            "type": "NotFoundError",
+            "param": "model",
+            "code": 404,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"method": "GET", "path": "/health"},
+        {"method": "POST", "path": "/v1/chat/completions", "json": {}},
+        {"method": "POST", "path": "/v1/chat/completions", "data": b"{"},
+        {"method": "POST", "path": "/v1/audio/transcriptions", "data": aiohttp.FormData({"model": "qwen"})},
+    ],
+    ids=["health", "no model", "no JSON", "form"],
+)
+async def test_a_request_without_a_readable_model_goes_to_the_first_pool(rig: Rig, request_: dict[str, Any]) -> None:
+    assert served_by(await rig.ask(**request_)) == "llama"
+
+
+async def test_the_models_of_all_pools_are_listed_here(rig: Rig) -> None:
+    answer = await rig.ask("GET", "/v1/models")
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    listing = json.loads(answer.body)
+    assert listing["object"] == "list"
+    assert [model["id"] for model in listing["data"]] == ["meta-llama/Llama-3.1-8B", "qwen"]
+    for path in ("meta-llama/Llama-3.1-8B", "meta-llama%2FLlama-3.1-8B"):
+        one = await rig.ask("GET", f"/v1/models/{path}")
+        assert json.loads(one.body) == listing["data"][0]
+
+
+async def test_the_openai_library_understands_it(rig: Rig) -> None:
+    import openai
+
+    async with openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="x", max_retries=0) as client:
+        assert [model.id async for model in client.models.list()] == ["meta-llama/Llama-3.1-8B", "qwen"]
+        with pytest.raises(openai.NotFoundError) as refused:
+            await client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x"}])
+        assert refused.value.param == "model"
+        assert refused.value.request_id
+
+
+async def test_browsers_stay_out_where_cors_is_off(rig: Rig) -> None:
+    for engine in rig.engines:
+        engine.script, old = (
+            (lambda request, body: Body(headers={"access-control-allow-origin": "*"})),
+            engine.script,
+        )
+        answer = await rig.ask("POST", "/v1/x", json={}, headers={"origin": "https://chat.example.com"})
+        engine.script = old
+        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+
+
+async def test_an_engine_that_never_answers_is_a_time_out_and_no_fault_of_its_connection(rig: Rig) -> None:
+    answer = await rig.chat(model="qwen", **{"x-do": "hang"})
+    assert (answer.status, answer.headers["x-trimtab-reason"]) == (504, "timeout")
+    await until(lambda: rig.seen(AttemptEnded, answer.request_id))
+    (end,) = rig.seen(AttemptEnded, answer.request_id)
+    assert (end.outcome, end.status) == (Outcome.ABORTED, 0)
+    assert 0.5 < end.at - end.started_at < 1.4
+
+
+@pytest.mark.parametrize("do", ["silent", "long"])
+async def test_a_stream_that_is_silent_or_lasts_too_long_is_cut(rig: Rig, do: str) -> None:
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await rig.chat(stream=True, model="qwen", **{"x-do": do})
+    await until(lambda: rig.observations and isinstance(rig.observations[-1], AttemptEnded))
+    end = rig.seen(AttemptEnded)[-1]
+    assert (end.outcome, end.status, end.streamed) == (Outcome.ABORTED, 200, True)
+
+
+async def test_a_pool_without_endpoints_and_one_that_cannot_be_reached_say_so(rig: Rig) -> None:
+    dead = f"127.0.0.1:{free_port()}"
+    usual = resources(rig.policy)[ENDPOINTS_URL]
+    await rig.control_plane.set(
+        {ENDPOINTS_URL: {"llama": assignment("llama", {}), "qwen": assignment("qwen", {dead: 100})}}
+    )
+
+    empty = await rig.chat(model="meta-llama/Llama-3.1-8B")
+    unreachable = await rig.chat(model="qwen")
+    assert empty.headers["x-trimtab-reason"] == "no-healthy-endpoint"
+    assert unreachable.headers["x-trimtab-reason"] == "connect-failure"
+    for answer in (empty, unreachable):
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert json.loads(answer.body)["error"]["code"] == 503
+    await until(lambda: len(rig.seen(AttemptEnded, unreachable.request_id)) == 2)
+    for end in rig.seen(AttemptEnded, unreachable.request_id):
+        assert (end.pool, end.address, end.outcome) == ("qwen", dead, Outcome.UNREACHABLE)
+    assert rig.seen(AttemptEnded, empty.request_id) == []
+    await rig.control_plane.set({ENDPOINTS_URL: usual})
+    assert (await rig.chat(model="qwen")).status == 200
+
+
+async def test_streams_go_on_through_every_change_of_the_policy(rig: Rig) -> None:
+    long = json.loads(rig.policy.model_dump_json())
+    long["listen"] |= {"stream_idle_timeout_s": 100, "max_stream_s": 100}
+    await rig.control_plane.set(resources(Policy.model_validate(long)))
+    stream = asyncio.create_task(rig.chat(stream=True, model="qwen", **{"x-do": "long"}))
+    await until(lambda: rig.engines[1].calls and rig.engines[1].calls[-1].sent_at)
+    other = json.loads(json.dumps(long))
+    other["ext_proc"] |= {"sample_percent": 10, "reject_timeout_ms": 50}
+    other["listen"] |= {"max_body_mib": 20, "cors_allow_origins": ["*"]}
+    other["pools"][1] |= {
+        "models": ["other"],
+        "balancing": {"policy": "round_robin"},
+        "retries": {"attempts": 3},
+    }
+    before, after = resources(Policy.model_validate(long)), resources(Policy.model_validate(other))
+    assert {url for url in before if before[url] != after[url]} == {CLUSTER_URL, ROUTES_URL, RUNTIME_URL}
+    assert before[LISTENER_URL] == after[LISTENER_URL]
+    for step in (after, before, after):
+        await rig.control_plane.set(step)
+    assert (await rig.chat(model="other")).status == 200
+    assert (await rig.chat(model="qwen")).status == 404
+    body = (await stream).body
+    assert body == b"".join(chunk for _, chunk in tokens(30).chunks)
+    assert body.count(event("token 29")) == 1
+    await rig.control_plane.set(resources(rig.policy))

@@ -1,0 +1,223 @@
+"""The ext_proc service, spoken to as Envoy does: whatever happens, Envoy gets no error."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+from envoy.service.accesslog.v3 import als_pb2, als_pb2_grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
+
+from ext_proc.access_log import AccessLogService
+from ext_proc.server import serve_ext_proc
+from ext_proc.service import ExtProcService
+from ext_proc.verdict import MAX_BODY, RejectionReader
+from tests.harness import DONE, event, until
+from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
+from trimtab.policy.model import Rejections
+
+BUSY = b'{"error":{"message":"currently busy","type":"Service Unavailable","param":null,"code":503}}'
+
+
+def headers(status: int, end: bool = False, request_id: str = "id-1", **values: str) -> pb.ProcessingRequest:
+    message = pb.ProcessingRequest()
+    for key, value in {":status": str(status), **values}.items():
+        message.response_headers.headers.headers.add(key=key.replace("_", "-"), raw_value=value.encode())
+    message.response_headers.end_of_stream = end
+    fields = message.attributes["envoy.filters.http.ext_proc"].fields
+    fields["request.id"].string_value = request_id
+    fields["upstream.address"].string_value = "10.0.0.1:8000"
+    fields["xds.cluster_name"].string_value = "p"
+    return message
+
+
+def body(piece: bytes, end: bool = False) -> pb.ProcessingRequest:
+    return pb.ProcessingRequest(response_body=pb.HttpBody(body=piece, end_of_stream=end))
+
+
+class Played:
+    """What a handler sees of a gRPC stream whose messages are all there."""
+
+    def __init__(self, role: str, messages: Iterable[pb.ProcessingRequest]) -> None:
+        self._role = role
+        self._messages = iter(messages)
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("user-agent", "envoy"), ("role", self._role))
+
+    async def read(self) -> Any:
+        return next(self._messages, grpc.aio.EOF)
+
+
+@dataclass
+class Line:
+    """A running service, a connection to it, and what it reported."""
+
+    service: ExtProcService
+    channel: grpc.aio.Channel
+    seen: list[Observation] = field(default_factory=list)
+
+    async def send(self, role: str, *messages: pb.ProcessingRequest) -> None:
+        """Play a stream that Envoy ends after these messages; a fault would be raised here."""
+        await self.service.Process(None, Played(role, messages))  # type: ignore[arg-type]
+
+    def open(self, role: str) -> Any:
+        """A stream over the wire."""
+        return pb_grpc.ExternalProcessorStub(self.channel).Process(metadata=(("role", role),))
+
+
+@asynccontextmanager
+async def line(*, rejections: Any = None, full_stream_percent: float = 0, grace_s: float = 0) -> AsyncIterator[Line]:
+    seen: list[Observation] = []
+    service = ExtProcService(seen.extend, rejections or RejectionReader.from_policy(Rejections()), full_stream_percent)
+    async with (
+        serve_ext_proc("127.0.0.1:0", service, AccessLogService(seen.extend), grace_s=grace_s) as port,
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        yield Line(service, channel, seen)
+
+
+SSE = {"content_type": "text/event-stream"}
+
+
+async def test_a_watched_stream_is_ended_at_its_first_token() -> None:
+    async with line() as to:
+        await to.send("watch", headers(200, **SSE), body(event("", role="assistant")), body(event("hello")))
+        (token,) = to.seen
+        assert isinstance(token, FirstToken)
+        assert (token.pool, token.address, token.request_id) == ("p", "10.0.0.1:8000", "id-1")
+        assert abs(token.at - time.time()) < 5
+        assert (to.service.counters.watched, to.service.counters.read_whole) == (1, 0)
+
+
+async def test_a_share_of_the_watched_is_read_to_the_end() -> None:
+    async with line(full_stream_percent=30) as to:
+        for number in range(200):
+            pieces = body(event("a")), body(event("b")), body(DONE, end=True)
+            await to.send("watch", headers(200, request_id=f"id-{number}", **SSE), *pieces)
+        tokens, whole = ([o for o in to.seen if isinstance(o, kind)] for kind in (FirstToken, StreamRead))
+        assert len(tokens) == 200
+        assert 30 <= len(whole) <= 90
+        assert to.service.counters.read_whole == len(whole)
+
+
+async def test_an_answer_that_ends_with_its_headers_is_empty() -> None:
+    async with line() as to:
+        await to.send("watch", headers(200, end=True, **SSE))
+        (seen,) = to.seen
+        assert isinstance(seen, Rejected)
+        assert seen.reason == "empty-stream"
+
+
+async def test_an_error_with_the_type_of_a_stream_is_left_to_the_other_filter() -> None:
+    async with line() as to:
+        await to.send("watch", headers(503, **SSE))
+        assert to.seen == []
+
+
+@pytest.mark.parametrize(
+    ("role", "messages"),
+    [
+        ("reject", (headers(503), body(BUSY, end=True))),
+        ("reject", (headers(503), body(BUSY[:20]), body(BUSY[20:]), body(b"", end=True))),
+        ("reject-headers", (headers(503, x_llm_d_request_dropped_reason="rejected-saturated"),)),
+        ("reject", (headers(503, end=True, x_llm_d_request_dropped_reason="rejected-saturated"),)),
+    ],
+)
+async def test_an_error_is_judged_once_all_is_there(role: str, messages: tuple[pb.ProcessingRequest, ...]) -> None:
+    async with line() as to:
+        await to.send(role, *messages)
+        (seen,) = to.seen
+        assert isinstance(seen, Rejected)
+        assert (seen.status, seen.verdict, seen.in_stream) == (503, Verdict.SATURATED, False)
+        assert (seen.pool, seen.address, seen.request_id) == ("p", "10.0.0.1:8000", "id-1")
+
+
+async def test_of_an_endless_error_only_the_beginning_is_read() -> None:
+    async with line() as to:
+        await to.send("reject", headers(429), body(BUSY + b" " * MAX_BODY))
+        assert len(to.seen) == 1
+
+
+async def test_an_error_that_envoy_stops_waiting_for_is_judged_by_what_came() -> None:
+    async with line() as to:
+        call = to.open("reject")
+        await call.write(headers(503))
+        await until(lambda: to.service.counters.rejects)
+        call.cancel()
+        await until(lambda: to.seen)
+        (seen,) = to.seen
+        assert isinstance(seen, Rejected)
+        assert seen.status == 503
+        assert to.service.counters.faults == 0
+
+
+async def test_a_stream_that_envoy_ends_is_no_fault() -> None:
+    async with line() as to:
+        for messages in ((), (headers(200, **SSE),), (headers(200, **SSE), body(b": ping\n\n"))):
+            call = to.open("watch")
+            for message in messages:
+                await call.write(message)
+            await call.done_writing()
+            assert await call.code() is grpc.StatusCode.OK
+        cancelled = to.open("watch")
+        await cancelled.write(headers(200, **SSE))
+        await until(lambda: to.service.counters.watched == 3)
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        assert to.service.counters.faults == 0
+        assert to.seen == []
+
+
+class Broken:
+    def judge(self, *_: object) -> None:
+        raise KeyError("a fault of ours")
+
+
+@pytest.mark.parametrize(
+    ("role", "message"),
+    [
+        ("reject", headers(503, end=True)),
+        ("reject", pb.ProcessingRequest(response_headers=pb.HttpHeaders(end_of_stream=True))),
+        ("unheard-of", headers(200)),
+    ],
+)
+async def test_a_fault_is_counted_and_said_once_and_envoy_hears_nothing_of_it(
+    role: str, message: pb.ProcessingRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with line(rejections=Broken()) as to:
+        for _ in range(3):
+            await to.send(role, message)
+        assert to.service.counters.faults == 3
+        assert len([record for record in caplog.records if record.name == "ext_proc.service"]) == 1
+
+
+async def test_it_stops_within_its_grace_whatever_envoy_holds_open() -> None:
+    async with line(grace_s=0.2) as to:
+        idle = [to.open("watch") for _ in range(100)]
+        for call in idle:
+            await call.write(headers(200, **SSE))
+        log = als_pb2_grpc.AccessLogServiceStub(to.channel).StreamAccessLogs()
+        await log.write(als_pb2.StreamAccessLogsMessage())
+        await until(lambda: to.service.counters.watched == 100)
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+    assert to.service.counters.faults == 0
+
+
+async def test_a_taken_address_is_an_error_and_a_shared_one_is_not() -> None:
+    def service() -> ExtProcService:
+        return ExtProcService(lambda seen: None, RejectionReader.from_policy(Rejections()), 0)
+
+    log = AccessLogService(lambda seen: None)
+    async with serve_ext_proc("127.0.0.1:0", service(), log, shared_port=True, grace_s=0) as port:
+        async with serve_ext_proc(f"127.0.0.1:{port}", service(), log, shared_port=True, grace_s=0) as same:
+            assert same == port
+        with pytest.raises(RuntimeError):
+            async with serve_ext_proc(f"127.0.0.1:{port}", service(), log, grace_s=0):
+                pass

@@ -1,0 +1,90 @@
+"""Bodies that crash Envoy 1.40 without the cures: it lives, and every answer is right."""
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.datapath.rig import Rig, running
+from tests.harness import Body, Step, error, tokens, until
+from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Rejected, Verdict
+
+pytestmark = pytest.mark.integration
+
+AT_ONCE = 40
+ERROR_BYTES = (200, 90_000, 900_000, 2_000_000, 20_000_000)
+OFTEN = (4, 4, 4, 3, 1)
+STREAM = tokens(20, 0.01, 0.001)
+
+
+def padded(size: int) -> bytes:
+    """An error that says at its beginning that the engine is full."""
+    return error(429, "KV cache exhausted", "engine_saturated").body.ljust(size)
+
+
+def script(request: web.Request, body: bytes) -> Step:
+    match request.headers["x-kind"]:
+        case "stream":
+            return STREAM
+        case "answer":
+            return Body(body=padded(900_000))
+        case kind:
+            status, size = int(request.headers["x-status"]), int(request.headers["x-size"])
+            return Body(status, padded(size), chunked=kind == "chunked")
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.soak)])
+async def test_envoy_outlives_every_body(
+    count: int, concurrency: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if count > 200 and "soak" not in request.config.option.markexpr:
+        pytest.skip("a long run: pytest -m soak")
+    rng = random.Random(count + concurrency)
+    waiting = asyncio.Semaphore(AT_ONCE)
+    async with running(
+        tmp_path,
+        [script, script],
+        observers_apart=True,
+        concurrency=concurrency,
+        ext_proc={"reject_timeout_ms": 2000},
+    ) as rig:
+
+        async def ask() -> str:
+            kind = rng.choices(("stream", "answer", "length", "chunked"), (3, 3, 7, 7))[0]
+            status, size = rng.choice((429, 500, 503)), rng.choices(ERROR_BYTES, OFTEN)[0]
+            wanted, expected = {
+                "stream": (200, b"".join(chunk for _, chunk in STREAM.chunks)),
+                "answer": (200, padded(900_000)),
+            }.get(kind, (status, padded(size)))
+            headers = {"x-kind": kind, "x-status": str(status), "x-size": str(size)}
+            async with waiting:
+                try:
+                    answer = await rig.chat(stream=kind == "stream", **headers)
+                except aiohttp.ClientError as fault:
+                    return f"{kind} {status} {size}: {fault!r}"
+            if (answer.status, answer.body) != (wanted, expected):
+                return f"{kind} {status} {size}: {answer.status}, {len(answer.body)} bytes"
+            return "right"
+
+        outcomes = Counter(await asyncio.gather(*(ask() for _ in range(count))))
+        assert rig.envoy.alive, rig.envoy.log()
+        assert outcomes == {"right": count}
+        await all_is_seen(rig)
+
+
+async def all_is_seen(rig: Rig) -> None:
+    calls = [call for engine in rig.engines for call in engine.calls]
+    await until(lambda: len(rig.seen(AttemptEnded)) == len(calls), 10, "all ends")
+    assert len(rig.seen(AttemptStarted)) == len(calls)
+    assert len(rig.seen(FirstToken)) == sum(call.step is STREAM for call in calls)
+    errors = [call.step for call in calls if isinstance(call.step, Body) and call.step.status != 200]
+    # A body that says that it is long is judged without being read; any other by its beginning.
+    long = sum(step.body is not None and len(step.body) >= 100_000 and not step.chunked for step in errors)
+    refusals = rig.seen(Rejected)
+    assert len(refusals) == len(errors)
+    assert sum(refusal.verdict is Verdict.SATURATED for refusal in refusals) == len(errors) - long

@@ -1,0 +1,101 @@
+"""What a watched stream reports: pieces in, observations out."""
+
+import pytest
+
+from ext_proc.verdict import RejectionReader
+from ext_proc.watch import Attempt, StreamWatch
+from tests.harness import DONE, event
+from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
+from trimtab.policy.model import Rejections
+
+ATTEMPT = Attempt("pool", "10.0.0.1:8000", "id-1")
+SSE = {"content-type": "text/event-stream; charset=utf-8"}
+REJECTIONS = RejectionReader.from_policy(Rejections())
+ERROR = b'data: {"error":{"message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","code":503}}\n\n'
+
+
+def watch(*, whole: bool = False, headers: dict[str, str] = SSE) -> StreamWatch:
+    return StreamWatch(ATTEMPT, headers, REJECTIONS, whole=whole)
+
+
+def play(watched: StreamWatch, *pieces: bytes, end: bool = True) -> list[Observation]:
+    """The pieces arrive a second apart, from second 1 on; `end` marks the last as the answer's end."""
+    seen = []
+    for number, piece in enumerate(pieces, 1):
+        if watched.done:
+            break
+        seen += watched.take(float(number), piece, end and number == len(pieces))
+    return seen
+
+
+def first(at: float) -> FirstToken:
+    return FirstToken(at, "pool", "10.0.0.1:8000", "id-1")
+
+
+def test_the_first_token_is_no_ping_and_no_role() -> None:
+    watched = watch()
+    pieces = (b": ping\n\n", event("", role="assistant"), event("hello"), event(" you"))
+    assert play(watched, *pieces) == [first(3.0)]
+    assert watched.done
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_it_is_found_in_any_pieces(size: int) -> None:
+    text = b": ping\n\n" + event("", role="assistant") + event("hello")
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    assert [type(seen) for seen in play(watch(), *pieces, end=False)] == [FirstToken]
+
+
+def test_an_error_before_the_first_token_is_a_rejection() -> None:
+    watched = watch()
+    (seen,) = play(watched, event("", role="assistant"), ERROR, DONE)
+    assert isinstance(seen, Rejected)
+    assert (seen.at, seen.status, seen.verdict, seen.in_stream) == (2.0, 200, Verdict.SATURATED, True)
+    assert watched.done
+
+
+@pytest.mark.parametrize("pieces", [(b"",), (b": ping\n\n", b""), (event("", role="assistant"), b"")])
+def test_a_stream_that_ends_cleanly_without_a_word_is_a_failure(pieces: tuple[bytes, ...]) -> None:
+    (seen,) = play(watch(), *pieces)
+    assert isinstance(seen, Rejected)
+    assert (seen.verdict, seen.reason, seen.in_stream) == (Verdict.UNAVAILABLE, "empty-stream", True)
+
+
+def test_a_stream_that_says_it_is_done_without_a_token_is_none() -> None:
+    assert play(watch(), event("", role="assistant"), DONE) == []
+
+
+def test_a_stream_that_is_cut_says_nothing_here_because_the_access_log_does() -> None:
+    assert play(watch(), event("", role="assistant"), end=False) == []
+    assert play(watch(whole=True), event("a"), event("b"), end=False) == [first(1.0)]
+
+
+def test_a_body_that_cannot_be_read_gives_the_time_of_its_first_byte() -> None:
+    watched = watch(headers={**SSE, "content-encoding": "x-unheard-of"}, whole=True)
+    assert play(watched, b"\x01\x02", b"\x03") == [first(1.0)]
+    assert watched.done
+
+
+def test_a_whole_stream_gives_the_times_between_its_tokens() -> None:
+    watched = watch(whole=True)
+    seen = play(watched, event("a"), event("b"), b": ping\n\n", event("c"), DONE)
+    assert seen[0] == first(1.0)
+    assert seen[1:] == [StreamRead(5.0, "pool", "10.0.0.1:8000", "id-1", 3, 1.5, 2.0, True, None)]
+
+
+def test_one_token_has_no_gaps() -> None:
+    _, read = play(watch(whole=True), event("a") + DONE)
+    assert isinstance(read, StreamRead)
+    assert (read.chunks, read.mean_gap_s, read.max_gap_s, read.finished) == (1, None, None, True)
+
+
+def test_a_late_error_is_in_what_was_read() -> None:
+    _, read = play(watch(whole=True), event("a"), event("b"), ERROR, DONE)
+    assert isinstance(read, StreamRead)
+    assert (read.chunks, read.finished, read.verdict) == (2, False, Verdict.SATURATED)
+
+
+def test_an_answer_without_its_end_mark_is_not_finished() -> None:
+    _, read = play(watch(whole=True), event("a"), event("b"))
+    assert isinstance(read, StreamRead)
+    assert (read.finished, read.verdict) == (False, None)

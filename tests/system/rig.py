@@ -1,0 +1,43 @@
+"""A control plane inside the test, so that every observation can be seen; the other parts are processes."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.harness import EnvoyProcess, until
+from tests.system.stack import Trimtab, running
+from trimtab.cli.control_plane import ControlPlane
+from trimtab.fleet.observation import Observation
+from trimtab.policy import PolicyFile
+from xds_server.bootstrap import render_bootstrap
+
+
+class SeeingPlane(ControlPlane):
+    """Keeps every observation that arrives."""
+
+    seen: list[Observation]
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        self.seen.extend(observations)
+        super().observe(observations)
+
+
+@asynccontextmanager
+async def observed(folder: Path, policy: Mapping[str, Any]) -> AsyncIterator[tuple[SeeingPlane, Trimtab, EnvoyProcess]]:
+    """The control plane here, `trimtab ext-proc` and Envoy as processes of their own, ready to serve."""
+    observer = Trimtab(folder, "ext-proc", policy)
+    policy_file = PolicyFile(observer.policy_file)
+    loaded = policy_file.load()
+    plane = SeeingPlane(policy_file, loaded)
+    plane.seen = []
+    envoy = EnvoyProcess(render_bootstrap(loaded), loaded.services.envoy_admin, folder)
+    async with plane, running(observer):
+        # Envoy loses the records of the time before.
+        await until(lambda: "observing on" in observer.log(), 20, "the observer to listen")
+        await envoy.start()
+        try:
+            await observer.wait_serving()
+            yield plane, observer, envoy
+        finally:
+            await envoy.stop()

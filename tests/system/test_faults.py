@@ -1,0 +1,78 @@
+"""What must be seen of an endpoint that turns bad, through real Envoy, in front of three like engines at 25 req/s."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.load import failures, share, steady
+from tests.system.stack import Engines, Trimtab, policy_for, running
+from trimtab.sim.client import replay
+
+pytestmark = pytest.mark.integration
+
+RATE = 25.0
+
+
+@pytest.fixture
+async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
+    engines = Engines(tmp_path, ["a100", "a100", "a100"])
+    async with running(engines):
+        yield engines
+
+
+async def test_a_slow_endpoint_loses_work_and_gets_it_back(tmp_path: Path, engines: Engines) -> None:
+    """10 times slower: half the share within 5 s. Healed: back within the ramp's time (100/50 s) plus 3 s."""
+    ramp_points_per_s = 50
+    trimtab = Trimtab(tmp_path, "up", policy_for(engines, shaping={"ramp_points_per_s": ramp_points_per_s}))
+    slow_at, healed_at, end = 3.0, 12.0, 22.0
+    async with running(trimtab):
+        await trimtab.wait_serving()
+        async with asyncio.TaskGroup() as tasks:
+            load = tasks.create_task(replay(trimtab.url, steady(RATE, end), model="sim", seed=1))
+            await asyncio.sleep(slow_at)
+            await engines.fault(0, "slow", factor=10)
+            await asyncio.sleep(healed_at - slow_at)
+            await engines.fault(0, "none")
+    results = load.result()
+    name = engines.names[0]
+    before = share(results, name, 0, slow_at)
+    assert before == pytest.approx(1 / 3, abs=0.12)
+    assert share(results, name, slow_at + 5, healed_at) <= before / 2
+    assert share(results, name, healed_at + 100 / ramp_points_per_s + 3, end) >= 0.75 * before
+    assert failures(results) == []
+
+
+@pytest.mark.parametrize("kind", ["saturate_429", "saturate_503"])
+async def test_an_endpoint_that_refuses_fast_gets_no_traffic(tmp_path: Path, engines: Engines, kind: str) -> None:
+    trimtab = Trimtab(tmp_path, "up", policy_for(engines))
+    full_at, end = 2.0, 12.0
+    async with running(trimtab):
+        await trimtab.wait_serving()
+        async with asyncio.TaskGroup() as tasks:
+            load = tasks.create_task(replay(trimtab.url, steady(RATE, end), model="sim", seed=2))
+            await asyncio.sleep(full_at)
+            await engines.fault(0, kind)
+        saturated = await trimtab.metric("trimtab_rejections_total", verdict="saturated")
+        rejected = [attempt for attempt in await engines.attempts(0) if attempt["status"] in (429, 503)]
+    assert saturated == len(rejected) > 0
+    first = rejected[0]["arrived_at"]
+    late = [attempt for attempt in rejected if attempt["arrived_at"] - first > 3]
+    assert len(late) < 0.05 * RATE * (end - full_at - 3)
+    wrong = failures(load.result())
+    assert len(wrong) <= 0.005 * RATE * end, wrong
+
+
+async def test_a_callers_quota_costs_an_endpoint_nothing(tmp_path: Path, engines: Engines) -> None:
+    trimtab = Trimtab(tmp_path, "up", policy_for(engines))
+    async with running(trimtab):
+        await trimtab.wait_serving()
+        await replay(trimtab.url, steady(RATE, 2), model="sim", seed=3)
+        before = {name: row["weight"] for name, row in (await trimtab.endpoints()).items()}
+        await engines.fault(0, "quota_429", share=0.5)
+        await replay(trimtab.url, steady(RATE, 5), model="sim", seed=4)
+        after = {name: row["weight"] for name, row in (await trimtab.endpoints()).items()}
+        quota = await trimtab.metric("trimtab_rejections_total", verdict="quota")
+    assert quota > 10
+    assert after == before

@@ -1,0 +1,109 @@
+"""What happens to traffic when a process of ours is stopped or killed."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.harness import EnvoyProcess, until
+from tests.system.load import failures, steady
+from tests.system.rig import observed
+from tests.system.stack import Engines, Trimtab, policy_for, running
+from trimtab.policy import load_policy
+from trimtab.sim.client import Result, replay
+from trimtab.sim.trace import Request
+from xds_server.bootstrap import render_bootstrap
+
+pytestmark = pytest.mark.integration
+
+
+async def test_traffic_goes_on_when_the_python_process_is_killed(tmp_path: Path) -> None:
+    """No client sees an error; after the restart the weights go on from where they were."""
+    engines = Engines(tmp_path, ["a100", "rtx4090", "a100"])
+    async with running(engines):
+        policy = policy_for(engines, capacities=[10, 4, 10])
+        policy["state_file"] = str(tmp_path / "state.json")
+        serve = Trimtab(tmp_path, "serve", policy)
+        loaded = load_policy(serve.policy_file)
+        envoy = EnvoyProcess(render_bootstrap(loaded), loaded.services.envoy_admin, tmp_path)
+        await serve.start()
+        try:
+            await envoy.start()
+            await serve.wait_serving()
+            await engines.fault(2, "slow", factor=20)
+            async with asyncio.TaskGroup() as tasks:
+                load = tasks.create_task(replay(serve.url, steady(20, 20), model="sim", seed=1))
+                await asyncio.sleep(7)  # the state is written every 5 s
+                before = shares(await serve.endpoints())
+                serve.send(signal.SIGKILL)
+                await serve.ended()
+                await asyncio.sleep(2)
+                await serve.start()
+                await until(lambda: "serving xDS" in serve.log().rpartition("serving xDS")[0], 20, "the restart")
+                await asyncio.sleep(1.5)
+                after = shares(await serve.endpoints())
+            clients = (await serve.page("/clients"))["clients"]
+        finally:
+            await serve.stop()
+            await envoy.stop()
+    assert failures(load.result()) == []
+    assert len(clients) == 1
+    assert before[engines.addresses[2]] < before[engines.addresses[0]]
+    # The ramp lets a score rise by 15 points a second.
+    for address, share in after.items():
+        assert abs(share - before[address]) < 0.15, (before, after)
+
+
+def shares(endpoints: dict[str, dict[str, float]]) -> dict[str, float]:
+    return {name: row["share"] for name, row in endpoints.items()}
+
+
+async def test_a_stopped_observer_delays_no_stream(tmp_path: Path) -> None:
+    """`trimtab ext-proc` is stopped for 5 s: answered streams do not notice, errors wait the time-out at most."""
+    stop_at, resume_at, end = 3.0, 8.0, 10.0
+    engines = Engines(tmp_path, ["a100", "a100", "a100"])
+    async with running(engines), observed(tmp_path, policy_for(engines)) as (plane, observer, _):
+        reject_timeout_s = plane.policy.ext_proc.reject_timeout_ms / 1000
+        # The number of its prompt tokens tells a request apart in the engines' own log.
+        trace = [
+            Request(number / 20, prompt_tokens=100 + number, output_tokens=20) for number in range(round(20 * end))
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            load = tasks.create_task(replay(observer.url, trace, model="sim", seed=1))
+            await asyncio.sleep(stop_at)
+            observer.send(signal.SIGSTOP)
+            await asyncio.sleep(1)
+            await engines.fault(0, "saturate_429", for_s=resume_at - stop_at - 2)
+            await asyncio.sleep(resume_at - stop_at - 1)
+            observer.send(signal.SIGCONT)
+        results = load.result()
+        told = [attempt for number in range(3) for attempt in await engines.attempts(number)]
+    assert failures(results) == []
+    refused = {attempt["prompt_tokens"] for attempt in told if attempt["status"] == 429}
+    assert refused
+    own = {
+        attempt["prompt_tokens"]: attempt["first_token_at"] - attempt["arrived_at"]
+        for attempt in told
+        if attempt["first_token_at"]
+    }
+
+    def delays(from_s: float, to_s: float, *, retried: bool) -> list[float]:
+        return sorted(
+            delay(result, own)
+            for result in results
+            if from_s <= result.request.arrival_s < to_s and (result.request.prompt_tokens in refused) is retried
+        )
+
+    control = delays(0, stop_at, retried=False)
+    stopped = delays(stop_at, resume_at, retried=False)
+    assert stopped[-1] <= control[-1] + 0.05, (control[-3:], stopped[-3:])
+    back_off_s = plane.policy.pools[0].retries.back_off_base_ms / 1000
+    late = delays(stop_at, resume_at, retried=True)
+    assert late[-1] <= control[-1] + 0.05 + 2 * (reject_timeout_s + back_off_s), late[-3:]
+
+
+def delay(result: Result, own: dict[int, float]) -> float:
+    """How much later the client had its first token than it would have had from the engine alone, seconds."""
+    assert result.sent_s is not None
+    return result.token_s[0] - result.sent_s - own[result.request.prompt_tokens]

@@ -1,0 +1,230 @@
+"""Real Envoys: what each is sent, what it does with it, and that no request suffers from any of it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from envoy.config.route.v3.route_pb2 import RouteConfiguration
+
+from tests.harness import Body, EnvoyProcess, Hang, Script, engines, free_port, until
+from tests.xds import resources as make
+from tests.xds.envoy import envoy, weights_in_force
+from tests.xds.relay import relay
+from tests.xds.server import XdsServer, xds_server
+from xds_server.snapshot import TypeUrl
+
+pytestmark = pytest.mark.integration
+
+both = pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
+
+
+async def until_in_force(process: EnvoyProcess, cluster: str, weights: dict[int, int]) -> None:
+    async with asyncio.timeout(5):
+        while await weights_in_force(process, cluster) != weights:
+            await asyncio.sleep(0.02)
+
+
+async def assert_nothing_waited(process: EnvoyProcess) -> None:
+    """No cluster is warming any more, and none has given up waiting for its assignment."""
+    async with asyncio.timeout(2):
+        while (await process.stats("warming_clusters"))["cluster_manager.warming_clusters"]:
+            await asyncio.sleep(0.02)
+    assert not any((await process.stats("assignment_use_cached|init_fetch_timeout")).values())
+
+
+def with_deprecated_field(routes: bytes) -> bytes:
+    message = RouteConfiguration.FromString(routes)
+    message.virtual_hosts[0].per_request_buffer_limit_bytes.value = 1_000_000
+    return message.SerializeToString()
+
+
+async def test_three_envoys_are_each_sent_what_concerns_them(tmp_path: Path) -> None:
+    world = make.world({"a": {20_001: 5, 20_002: 5}, "b": {20_003: 5}}, listen_on=free_port())
+    async with xds_server() as server, relay(server.port) as between:
+        server.cache.publish(world)
+        async with (
+            envoy("steady", server.port, tmp_path, delta=False) as steady,
+            envoy("strict", server.port, tmp_path, delta=True, strict=True) as strict,
+            envoy("wobbly", between.port, tmp_path, delta=True) as wobbly,
+        ):
+            await _three_envoys(server, between.cut, steady, strict, wobbly, world)
+
+
+async def _three_envoys(
+    server: XdsServer,
+    cut: Callable[[], None],
+    steady: EnvoyProcess,
+    strict: EnvoyProcess,
+    wobbly: EnvoyProcess,
+    world: make.Published,
+) -> None:
+    tally = server.tally
+    for process in (steady, strict, wobbly):
+        await until_in_force(process, "a", {20_001: 5, 20_002: 5})
+    await until(lambda: sum(tally.acks.values()) == len(tally.pushes))
+
+    async def change_a_weight(weight: int) -> None:
+        """Each Envoy is sent exactly one assignment, and has it in force."""
+        tally.pushes.clear()
+        body = make.weights("a", {20_001: weight, 20_002: 5})
+        server.cache.assign("a", body)
+        for process in (steady, strict, wobbly):
+            await until_in_force(process, "a", {20_001: weight, 20_002: 5})
+        assert sorted(push[:3] for push in tally.pushes) == [
+            ("steady", "EDS", 1),
+            ("strict", "EDS", 1),
+            ("wobbly", "EDS", 1),
+        ]
+        assert all(size < len(body) + 200 for *_, size in tally.pushes)
+
+    await change_a_weight(50)
+
+    # One refuses a route; the others take it; nobody is disturbed.
+    server.cache.publish({**world, TypeUrl.RDS: {"routes": with_deprecated_field(world[TypeUrl.RDS]["routes"])}})
+    await until(lambda: tally.refusals and tally.acks["steady", "RDS"] == tally.acks["wobbly", "RDS"] == 2)
+    ((node, type_name, reason),) = tally.refusals
+    assert (node, type_name) == ("strict", "RDS")
+    assert "deprecated" in reason
+    (row,) = [row for row in server.ads.clients() if row.node == "strict"]
+    assert row.types[TypeUrl.RDS].refusal == reason
+    await change_a_weight(60)
+
+    # One loses its connection, and on its return is sent nothing that it has.
+    tally.pushes.clear()
+    cut()
+    await until(lambda: tally.streams["wobbly"] == 2)
+    await until(lambda: {push[1] for push in tally.pushes} == {"CDS", "LDS"}, what="both wildcards answered")
+    assert [push[:3] for push in tally.pushes] == [("wobbly", "CDS", 0), ("wobbly", "LDS", 0)]
+    await change_a_weight(70)
+
+    # A cluster changes, and is warm again as soon as its assignment has followed.
+    tally.pushes.clear()
+    clusters = {"a": make.cluster("a", connect_timeout_s=3), "b": make.cluster("b")}
+    server.cache.publish({**world, TypeUrl.CDS: clusters})
+    await until(lambda: sum(push[1] == "EDS" for push in tally.pushes) == 3)
+    assert [push[1:3] for push in tally.pushes if push[0] == "steady"][:2] == [("CDS", 2), ("EDS", 1)]
+    assert [push[1:3] for push in tally.pushes if push[0] == "wobbly"][:2] == [("CDS", 1), ("EDS", 1)]
+    for process in (steady, strict, wobbly):
+        await assert_nothing_waited(process)
+    await change_a_weight(80)
+
+    assert len(tally.refusals) == 1
+    assert tally.streams == {"steady": 1, "strict": 1, "wobbly": 2}
+
+
+class Traffic:
+    """What clients of an Envoy have got, all the time."""
+
+    def __init__(self, port: int) -> None:
+        self.answers: Counter[tuple[int, str]] = Counter()
+        self._url = f"http://127.0.0.1:{port}/"
+
+    async def run(self) -> None:
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(self._url) as answer:
+                    self.answers[answer.status, await answer.text()] += 1
+                await asyncio.sleep(0.002)
+
+    async def until_mostly(self, body: str, samples: int = 50) -> None:
+        """Wait until so many answers in a row, nearly all, come from one engine."""
+        async with asyncio.timeout(10):
+            while True:
+                before = self.answers.copy()
+                while sum(self.answers.values()) < sum(before.values()) + samples:
+                    await asyncio.sleep(0.01)
+                if (self.answers - before)[200, body] > 0.9 * samples:
+                    return
+
+    def failures(self) -> dict[tuple[int, str], int]:
+        return {answer: count for answer, count in self.answers.items() if answer[0] != 200}
+
+
+@asynccontextmanager
+async def traffic(port: int) -> AsyncIterator[Traffic]:
+    clients = Traffic(port)
+    tasks = [asyncio.create_task(clients.run()) for _ in range(4)]
+    try:
+        yield clients
+    finally:
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes), outcomes
+
+
+def says(name: str) -> Script:
+    return lambda request, body: Body(body=name.encode())
+
+
+@both
+async def test_a_killed_server_comes_back_and_nobody_notices(tmp_path: Path, *, delta: bool) -> None:
+    listen_on = free_port()
+    first = XdsServer("e1")
+    await first.start()
+    async with engines(says("one"), says("two")) as (one, two):
+        mostly_one, mostly_two = {one.port: 1000, two.port: 1}, {one.port: 1, two.port: 1000}
+        first.cache.publish(make.world({"a": mostly_one}, listen_on=listen_on))
+        async with envoy("n1", first.port, tmp_path, delta=delta) as process, traffic(listen_on) as clients:
+            await clients.until_mostly("one")
+            await first.kill()
+            await clients.until_mostly("one")
+
+            second = XdsServer("e2")
+            await second.start(first.port)
+            try:
+                await until(lambda: second.tally.streams["n1"], what="Envoy has come back")
+                await clients.until_mostly("one")
+                assert second.tally.pushes == [], "a server that knows nothing yet says nothing"
+                second.cache.publish(make.world({"a": mostly_one}, listen_on=listen_on))
+                await until(lambda: second.tally.acks["n1", "EDS"])
+                second.cache.assign("a", make.weights("a", mostly_two))
+                await until_in_force(process, "a", mostly_two)
+                await clients.until_mostly("two")
+                await assert_nothing_waited(process)
+            finally:
+                await second.stop()
+            assert not second.tally.refusals
+        assert clients.failures() == {}
+
+
+@both
+async def test_one_pool_replaces_another_and_no_request_fails(tmp_path: Path, *, delta: bool) -> None:
+    listen_on = free_port()
+    async with xds_server() as server, engines(says("one"), says("two")) as (one, two):
+        server.cache.publish(make.world({"old": {one.port: 1}}, listen_on=listen_on))
+        async with envoy("n1", server.port, tmp_path, delta=delta) as process, traffic(listen_on) as clients:
+            for pool, port, body in [("new", two.port, "two"), ("old", one.port, "one")] * 3:
+                server.cache.publish(make.world({pool: {port: 1}}, listen_on=listen_on))
+                await clients.until_mostly(body, samples=20)
+            await assert_nothing_waited(process)
+            removed = await process.stats("cluster_manager.cluster_removed")
+            await until(lambda: len([push for push in server.tally.pushes if push[1] == "CDS"]) >= 13)
+            assert removed["cluster_manager.cluster_removed"] >= 5
+        assert clients.failures() == {}
+        assert not server.tally.refusals
+
+
+async def test_load_is_reported_while_there_is_some_and_then_as_none(tmp_path: Path) -> None:
+    listen_on = free_port()
+    async with xds_server() as server, engines(lambda request, body: Hang()) as (engine,):
+        server.cache.publish(make.world({"a": {engine.port: 1}}, listen_on=listen_on))
+        async with envoy("n1", server.port, tmp_path, delta=True):
+            async with aiohttp.ClientSession() as session:
+                requests = [asyncio.create_task(session.get(f"http://127.0.0.1:{listen_on}/")) for _ in range(3)]
+                await until(lambda: server.loads and server.loads[-1].in_flight == 3)
+                assert (server.loads[-1].pool, server.loads[-1].address) == ("a", engine.address)
+                assert server.loads[-1].node == "n1"
+                assert sum(load.issued for load in server.loads) == 3
+                requests[0].cancel()
+                await until(lambda: server.loads[-1].in_flight == 2)
+            await until(lambda: server.loads[-1].in_flight == 0)
+            async with aiohttp.ClientSession() as session:
+                request = asyncio.create_task(session.get(f"http://127.0.0.1:{listen_on}/"))
+                await until(lambda: server.loads[-1].in_flight == 1)
+                request.cancel()
+            await until(lambda: server.loads[-1].in_flight == 0)

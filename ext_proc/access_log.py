@@ -13,6 +13,7 @@ from envoy.service.accesslog.v3 import als_pb2_grpc as pb_grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from ext_proc.quiet_log import QuietLog
 from trimtab.datapath import FIRST_BYTE_TAG, Asked, asked_by_route
 from trimtab.fleet.observation import AttemptEnded, AttemptStarted, Observation, Outcome
 
@@ -21,7 +22,6 @@ log = logging.getLogger(__name__)
 Report = Callable[[Sequence[Observation]], None]
 
 _STREAMED = {Asked.STREAM: True, Asked.UNARY: False, Asked.UNKNOWN: None}
-_QUIET_S = 60.0
 
 
 @dataclass(slots=True)
@@ -43,8 +43,7 @@ class AccessLogService(pb_grpc.AccessLogServiceServicer):  # type: ignore[misc]
     def __init__(self, report: Report, clock: Callable[[], float] = time.time) -> None:
         self.counters = AccessLogCounters()
         self._report = report
-        self._clock = clock
-        self._complained_at = float("-inf")
+        self._quiet_log = QuietLog(log, clock)
 
     async def StreamAccessLogs(
         self, request_iterator: AsyncIterator[pb.StreamAccessLogsMessage], context: grpc.aio.ServicerContext
@@ -60,18 +59,13 @@ class AccessLogService(pb_grpc.AccessLogServiceServicer):  # type: ignore[misc]
             try:
                 observation = observation_of(entry)
             except ValueError:
-                self._complain()
+                self.counters.faults += 1
+                self._quiet_log.exception("an access log record was not understood (%d so far)", self.counters.faults)
                 continue
             if observation is not None:
                 self.counters.started += type(observation) is AttemptStarted
                 self.counters.ended += type(observation) is AttemptEnded
                 yield observation
-
-    def _complain(self) -> None:
-        self.counters.faults += 1
-        if (now := self._clock()) - self._complained_at >= _QUIET_S:
-            self._complained_at = now
-            log.exception("an access log record was not understood (%d so far)", self.counters.faults)
 
 
 def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEnded | None:
@@ -101,9 +95,7 @@ def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEn
                 started_at=started_at,
                 status=entry.response.response_code.value,
                 outcome=_outcome(entry),
-                streamed=entry.response.response_headers.get("content-type", "").startswith(
-                    "text/event-stream"
-                ),
+                streamed=_is_event_stream(entry.response.response_headers.get("content-type", "")),
                 first_byte_s=int(first_byte_us) / 1e6 if first_byte_us else None,
                 prompt_bytes=_content_length(entry),
                 # In the upstream log the two directions are swapped: this is what came from the endpoint.
@@ -129,6 +121,10 @@ def _outcome(entry: data.HTTPAccessLogEntry) -> Outcome:
     if common.HasField("time_to_last_upstream_rx_byte") or entry.response.response_code.value >= 400:
         return Outcome.COMPLETE
     return Outcome.ABORTED
+
+
+def _is_event_stream(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == "text/event-stream"
 
 
 def _content_length(entry: data.HTTPAccessLogEntry) -> int | None:

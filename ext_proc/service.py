@@ -10,6 +10,7 @@ import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
+from ext_proc.quiet_log import QuietLog
 from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, StreamWatch
 from trimtab.datapath import ROLE_HEADER, Role
@@ -20,7 +21,6 @@ log = logging.getLogger(__name__)
 Report = Callable[[Sequence[Observation]], None]
 
 _ATTRIBUTES = "envoy.filters.http.ext_proc"
-_QUIET_S = 60.0
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         self.counters = ExtProcCounters()
         self._report = report
         self._clock = clock
-        self._complained_at = float("-inf")
+        self._quiet_log = QuietLog(log, clock)
 
     async def Process(
         self, request_iterator: AsyncIterator[pb.ProcessingRequest], context: grpc.aio.ServicerContext
@@ -67,7 +67,8 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
             else:
                 await self._reject(context, await_body=role is Role.REJECT)
         except Exception:  # noqa: BLE001  # an error status would make Envoy wait or fail over; the answer must pass
-            self._complain()
+            self.counters.faults += 1
+            self._quiet_log.exception("an ext_proc stream was not understood (%d so far)", self.counters.faults)
 
     async def _watch(self, stream: grpc.aio.ServicerContext) -> None:
         message = await stream.read()
@@ -122,20 +123,18 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     def _is_read_whole(self, request_id: str) -> bool:
         return zlib.crc32(request_id.encode()) % 10_000 < self.full_stream_percent * 100
 
-    def _complain(self) -> None:
-        self.counters.faults += 1
-        if (now := self._clock()) - self._complained_at >= _QUIET_S:
-            self._complained_at = now
-            log.exception("an ext_proc stream was not understood (%d so far)", self.counters.faults)
-
 
 def _attempt(message: pb.ProcessingRequest) -> Attempt:
+    """Which attempt a stream is about, from its first message. Raises ValueError if that does not say."""
     fields = message.attributes[_ATTRIBUTES].fields
-    return Attempt(
+    attempt = Attempt(
         pool=fields["xds.cluster_name"].string_value,
         address=fields["upstream.address"].string_value,
         request_id=fields["request.id"].string_value,
     )
+    if not (attempt.pool and attempt.address and attempt.request_id):
+        raise ValueError(f"attributes are missing: {attempt}")
+    return attempt
 
 
 def _headers(message: pb.HttpHeaders) -> dict[str, str]:

@@ -23,9 +23,7 @@ class StreamWatch:
     With `whole` it goes on to the end, for the times between tokens and for later errors.
     """
 
-    def __init__(
-        self, attempt: Attempt, headers: dict[str, str], rejections: RejectionReader, *, whole: bool
-    ) -> None:
+    def __init__(self, attempt: Attempt, headers: dict[str, str], rejections: RejectionReader, *, whole: bool) -> None:
         self._attempt = attempt
         self._headers = headers
         self._rejections = rejections
@@ -81,9 +79,7 @@ class StreamWatch:
             seen.append(self._rejected(now, judgement.verdict, judgement.retry_after_s, judgement.rule))
             self.done = True
 
-    def _finish(
-        self, now: float, seen: list[Observation], *, finished: bool, verdict: Verdict | None = None
-    ) -> None:
+    def _finish(self, now: float, seen: list[Observation], *, finished: bool, verdict: Verdict | None = None) -> None:
         self.done = True
         if not (self._whole and self._began):
             return

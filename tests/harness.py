@@ -113,9 +113,7 @@ class EnvoyProcess:
 
     def _session(self) -> aiohttp.ClientSession:
         if self.admin.startswith("unix:"):
-            return aiohttp.ClientSession(
-                "http://envoy", connector=aiohttp.UnixConnector(self.admin[len("unix:") :])
-            )
+            return aiohttp.ClientSession("http://envoy", connector=aiohttp.UnixConnector(self.admin[len("unix:") :]))
         return aiohttp.ClientSession(f"http://{self.admin}")
 
     async def _is_ready(self) -> bool:

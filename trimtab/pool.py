@@ -47,9 +47,7 @@ class PoolController:
         """`memory` is what `remember` of an earlier controller gave; what is malformed or old is ignored."""
         self._policy = policy
         self._law = make_law(policy.scoring)
-        self._fleet = Fleet(
-            policy.name, ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s
-        )
+        self._fleet = Fleet(policy.name, ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s)
         self._shaper = Shaper(policy.shaping, rng)
         self._judged: frozenset[EndpointId] = frozenset()  # the endpoints of the last step
         memory = memory if isinstance(memory, Mapping) else {}
@@ -102,7 +100,8 @@ class PoolController:
 
     def remember(self, now: float) -> dict[str, Any]:
         """What was learned, JSON-able, for the state file."""
-        memories = dict(self._memories)  # those of endpoints that discovery has not found again yet
+        # Those of endpoints that discovery has not found again yet are kept for the next time.
+        memories = {address: memory for address, memory in self._memories.items() if memory.is_fresh(now)}
         profiles = self._fleet.remember(now)
         for id in self._fleet.ids:
             standing, pushed = self._shaper.standings.get(id), self._shaper.pushed.get(id.address)
@@ -116,23 +115,22 @@ class PoolController:
                 )
         return {
             "at": now,
-            "endpoints": {
-                address: memory.model_dump(mode="json") for address, memory in sorted(memories.items())
-            },
+            "endpoints": {address: memory.model_dump(mode="json") for address, memory in sorted(memories.items())},
             "law": {"name": self._law.name, "memory": self._law.remember()},
         }
 
     def _hear(self, evidence: Iterable[Evidence]) -> None:
         for piece in evidence:
-            self._shaper.hear(piece)
             if isinstance(piece, TokenSample):
                 self._law.learn(piece)
+            else:
+                self._shaper.hear(piece)
 
     def _claim(self, now: float, entered: Iterable[EndpointId]) -> Iterable[tuple[EndpointId, _Memory]]:
-        """The memories of endpoints that come in; each is used once, and none for a later incarnation."""
+        """The memories of endpoints that come in. Each is used once: a later incarnation has none."""
         for id in entered:
             memory = self._memories.pop(id.address, None)
-            if memory is not None and id.incarnation == 0 and memory.is_fresh(now):
+            if memory is not None and memory.is_fresh(now):
                 yield id, memory
 
     def _recall_law(self, now: float) -> None:

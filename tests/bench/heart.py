@@ -1,6 +1,6 @@
 """What the pure heart costs: observations per second on one core, and the time of a step by the size of a pool.
 
-    python -m tests.bench.heart
+python -m tests.bench.heart
 """
 
 import time
@@ -40,9 +40,7 @@ def _attempts(addresses: list[str], seconds: float) -> list[list[Observation]]:
         end = at + random.uniform(0.2, 0.8)
         arrivals.append((at + _FLUSH_S, AttemptStarted(at, "chat", address, request, 2000, True)))
         arrivals.append((at + 0.1, FirstToken(at + 0.1, "chat", address, request)))
-        answer = AttemptEnded(
-            end, "chat", address, request, at, 200, Outcome.COMPLETE, True, 0.1, 2000, 9000
-        )
+        answer = AttemptEnded(end, "chat", address, request, at, 200, Outcome.COMPLETE, True, 0.1, 2000, 9000)
         arrivals.append((end + _FLUSH_S, answer))
     batches: dict[int, list[Observation]] = {}
     for arrived_at, observation in arrivals:

@@ -18,12 +18,13 @@ from ext_proc.access_log import AccessLogService
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
-from tests.datapath.control_plane import ENDPOINTS_URL, ControlPlane, assignment
+from tests.datapath.control_plane import ControlPlane, assignment
 from tests.harness import EnvoyProcess, FakeEngine, Script, engines, free_port
 from trimtab.fleet.observation import Observation
 from trimtab.policy.model import Policy
 from xds_server.bootstrap import render_bootstrap
 from xds_server.resources import static_resources
+from xds_server.snapshot import TypeUrl
 
 T = TypeVar("T")
 
@@ -98,6 +99,13 @@ class Rig:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.policy.listen.port}"
+
+    def check(self) -> None:
+        """After the tests: nothing was refused, complained of or misunderstood."""
+        assert self.envoy.alive, self.envoy.log()
+        assert self.control_plane.refusals == []
+        assert self.envoy.log() == ""
+        assert self.ext_proc.counters.faults == self.access_log.counters.faults == 0
 
     def seen(self, kind: type[T], request_id: str | None = None) -> list[T]:
         """Observations of a kind, perhaps of one request only."""
@@ -183,10 +191,9 @@ async def running(
         if not workers:
             await stack.enter_async_context(serve_ext_proc(rules.services.ext_proc, ext_proc, access_log, grace_s=0))
         control_plane = ControlPlane(resources(rules))
-        await control_plane.start(ports["xds"])
-        stack.push_async_callback(control_plane.stop)
+        await stack.enter_async_context(control_plane.serving(rules.services.xds))
         envoy = EnvoyProcess(
-            render_bootstrap(rules, delta=False),
+            render_bootstrap(rules),
             rules.services.envoy_admin,
             directory,
             concurrency=concurrency,
@@ -205,4 +212,4 @@ def resources(policy: Policy) -> dict[str, dict[str, bytes]]:
         pool.name: assignment(pool.name, {endpoint.address: 100 for endpoint in pool.endpoints})
         for pool in policy.pools
     }
-    return {**static_resources(policy), ENDPOINTS_URL: endpoints}
+    return {**static_resources(policy), TypeUrl.EDS: endpoints}

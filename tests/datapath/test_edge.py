@@ -53,9 +53,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     script = Script()
     async with running(tmp_path_factory.mktemp("edge"), [script, script]) as started:
         yield started
-        assert started.control_plane.refusals == []
-        assert started.envoy.alive
-        assert started.ext_proc.counters.faults == started.access_log.counters.faults == 0
+        started.check()
 
 
 async def starts(rig: Rig, request_id: str, count: int = 1) -> list[AttemptStarted]:
@@ -179,6 +177,17 @@ async def test_a_broken_connection_is_explained(rig: Rig) -> None:
         "param": None,
         "code": 503,
     }
+
+
+@pytest.mark.parametrize("line", [b"content-length: many", b"bad header: x", b"x: " + b"a" * 100_000])
+async def test_a_malformed_request_is_explained_too(rig: Rig, line: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.policy.listen.port)
+    writer.write(b"\r\n".join((b"GET /v1/models HTTP/1.1", b"host: x", line, b"", b"")))
+    head, body = (await asyncio.wait_for(reader.read(), 5)).split(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 4")
+    assert b"x-trimtab-reason: bad-request" in head.lower()
+    assert json.loads(body)["error"]["type"] == "BadRequestError"
 
 
 ORIGIN = {"origin": "https://chat.example.com"}

@@ -17,14 +17,8 @@ from envoy.service.runtime.v3.rtds_pb2 import Runtime
 from google.protobuf.json_format import MessageToDict
 
 from trimtab.policy.model import Policy
-from xds_server.resources import (
-    CLUSTER_URL,
-    LISTENER_URL,
-    ROUTES_URL,
-    RUNTIME_URL,
-    runtime_resource,
-    static_resources,
-)
+from xds_server.resources import runtime_resource, static_resources
+from xds_server.snapshot import TypeUrl
 
 
 def policy(**changes: Any) -> Policy:
@@ -33,15 +27,15 @@ def policy(**changes: Any) -> Policy:
 
 
 def cluster_of(made: Policy) -> Cluster:
-    return Cluster.FromString(static_resources(made)[CLUSTER_URL]["p"])
+    return Cluster.FromString(static_resources(made)[TypeUrl.CDS]["p"])
 
 
 def routes_of(made: Policy) -> RouteConfiguration:
-    return RouteConfiguration.FromString(static_resources(made)[ROUTES_URL]["trimtab"])
+    return RouteConfiguration.FromString(static_resources(made)[TypeUrl.RDS]["trimtab"])
 
 
 def connection_manager_of(made: Policy) -> HttpConnectionManager:
-    listener = Listener.FromString(static_resources(made)[LISTENER_URL]["trimtab"])
+    listener = Listener.FromString(static_resources(made)[TypeUrl.LDS]["trimtab"])
     manager = HttpConnectionManager()
     assert listener.filter_chains[0].filters[0].typed_config.Unpack(manager)
     return manager
@@ -86,7 +80,7 @@ def observers_of(made: Policy) -> dict[str, tuple[ExternalProcessor, str]]:
     ids=str,
 )
 def test_a_policy_change_leaves_the_listener_alone_so_streams_go_on(changes: dict[str, Any]) -> None:
-    assert static_resources(policy(**changes))[LISTENER_URL] == static_resources(policy())[LISTENER_URL]
+    assert static_resources(policy(**changes))[TypeUrl.LDS] == static_resources(policy())[TypeUrl.LDS]
 
 
 def test_equal_policies_give_equal_bytes() -> None:
@@ -94,7 +88,7 @@ def test_equal_policies_give_equal_bytes() -> None:
 
 
 def test_only_the_listeners_address_changes_it() -> None:
-    assert static_resources(policy(listen={"port": 1}))[LISTENER_URL] != static_resources(policy())[LISTENER_URL]
+    assert static_resources(policy(listen={"port": 1}))[TypeUrl.LDS] != static_resources(policy())[TypeUrl.LDS]
 
 
 def test_long_bodies_are_kept_from_the_service_by_their_length() -> None:
@@ -129,7 +123,7 @@ def test_the_share_of_watched_streams_is_in_the_cluster_and_moved_by_the_runtime
         layer = MessageToDict(Runtime.FromString(runtime_resource(percent)).layer)
         assert layer == {"trimtab.watch": {"numerator": numerator, "denominator": "TEN_THOUSAND"}}
     made = policy(ext_proc={"sample_percent": 12.34})
-    assert static_resources(made)[RUNTIME_URL]["trimtab"] == runtime_resource(12.34)
+    assert static_resources(made)[TypeUrl.RTDS]["trimtab"] == runtime_resource(12.34)
 
 
 def test_nothing_cuts_a_long_stream_but_the_policys_limits() -> None:

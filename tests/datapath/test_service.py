@@ -184,6 +184,7 @@ class Broken:
     [
         ("reject", headers(503, end=True)),
         ("reject", pb.ProcessingRequest(response_headers=pb.HttpHeaders(end_of_stream=True))),
+        ("watch", pb.ProcessingRequest(response_headers=pb.HttpHeaders())),
         ("unheard-of", headers(200)),
     ],
 )

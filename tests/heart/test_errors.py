@@ -114,6 +114,30 @@ def test_without_a_verdict_a_refusal_is_judged_a_second_later() -> None:
     assert scene.step(1001.2).endpoints[0].state == State.COOLING
 
 
+def test_a_verdict_that_is_told_twice_before_its_start_counts_once() -> None:
+    scene = Scene()
+    said = rejected(1000.0, verdict=Verdict.UNAVAILABLE, status=503)
+    scene.see(said)
+    scene.see(said, started(1000.0), said, ended(1000.0, 1000.0, status=503, streamed=False), said)
+    assert scene.view().error_samples == pytest.approx(1.0)
+
+
+def test_the_first_end_of_an_attempt_stands() -> None:
+    scene = Scene()
+    scene.see(started(1000.0), ended(1000.0, 1000.0, status=429, streamed=False))
+    scene.see(ended(1000.1, 1000.0))
+    scene.run(1002.0)
+    assert scene.view().error_share > 0
+
+
+def test_a_verdict_long_after_an_end_is_of_another_attempt() -> None:
+    scene = Scene([A])
+    scene.see(started(1000.0), ended(1000.0, 1000.0, status=429, streamed=False))
+    scene.run(1005.0)
+    scene.see(rejected(1005.0, verdict=Verdict.UNKNOWN), ended(1005.0, 1005.0, status=429, streamed=False))
+    assert scene.view().error_samples == pytest.approx(1.0 + 2 ** (-5.0 / 10.0))
+
+
 @pytest.mark.parametrize("order", ["event first", "end first", "event alone first"])
 @pytest.mark.parametrize("after_token", [True, False])
 def test_an_error_event_in_a_stream_is_one_failure(order: str, after_token: bool) -> None:

@@ -113,6 +113,15 @@ def test_lost_ends_are_healed_by_what_envoy_reports() -> None:
     assert scene.view().in_flight == 0, "the ends that were thought lost give nothing back again"
 
 
+def test_a_difference_is_healed_once() -> None:
+    scene = Scene()
+    scene.see(*(started(1000.0 + i / 100, request=f"r{i}") for i in range(10)))
+    for tick in range(1, 8):
+        scene.see(load(1000.2 + tick * 0.25, 7), now=1000.2 + tick * 0.25)
+    scene.run(1003.0, 0.05)
+    assert scene.view().in_flight == 7
+
+
 def test_the_oldest_leases_are_healed_first() -> None:
     scene = Scene()
     scene.see(started(1000.0, request="lost"), started(1001.0, request="kept"))

@@ -167,7 +167,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data())
 def test_no_memory_can_do_harm(data: st.DataObject) -> None:
     before = Scene([A, B, C])
@@ -188,6 +188,25 @@ def test_no_memory_can_do_harm(data: st.DataObject) -> None:
         assert sum(e.share for e in decision.endpoints) == pytest.approx(1.0)
         assert all(e.weight >= 1 and 0 <= e.shaped_score <= 100 for e in decision.endpoints)
     json.dumps(after.controller.remember(1080.0), allow_nan=False)
+
+
+def test_numbers_beyond_all_reason_are_bounded() -> None:
+    before = Scene([A, B])
+    before.see(*(failed(1000.0, A, f"f{i}") for i in range(3)))
+    before.step()
+    memory = before.controller.remember(1000.5)
+    memory["endpoints"][A]["standing"] |= {
+        "breaker_openings": 10**12,
+        "breaker_until": 1e15,
+        "cool_down_repeats": 10**9,
+    }
+    memory["endpoints"][A]["profile"]["ttft_at"] = 1e15
+    after = Scene([A, B], now=1001.0, memory=memory)
+    after.step()
+    assert after.at(A).until == 1001.0 + 8 * 30
+    after.see(rejected(1300.0, A), failed(1300.0, A, took_s=0.1))
+    after.step()
+    assert after.at(A).until == 1300.0 + 8 * 30
 
 
 @pytest.mark.parametrize("memory", [None, {}, [], "x", {"endpoints": 3}, {"endpoints": {A: None}}, {"law": []}])

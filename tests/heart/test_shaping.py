@@ -1,5 +1,6 @@
 """Cool-down, breaker, ramp, KV rule, floor and hysteresis, seen from the decisions of a pool."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -42,7 +43,7 @@ class TestCoolDown:
             cool_down.refused(at, None, self.numbers, Random(7))
             lengths.append(cool_down.until - at)
             at = cool_down.until + 59.0
-        assert [later / earlier for earlier, later in zip(lengths[:4], lengths[1:4], strict=False)] == pytest.approx([2] * 3)
+        assert [later / earlier for earlier, later in pairwise(lengths[:4])] == pytest.approx([2] * 3)
         assert lengths[-1] == 60.0
 
     def test_after_a_quiet_minute_it_begins_anew(self) -> None:
@@ -50,9 +51,7 @@ class TestCoolDown:
         second = self.refuse((100.0, None), (first.until + 61.0, None))
         assert second.until - (first.until + 61.0) == pytest.approx(first.until - 100.0)
 
-    @pytest.mark.parametrize(
-        ("hint", "until"), [(20.0, 120.0), (500.0, 160.0), (0.0, None), (1.0, None), (-5.0, None)]
-    )
+    @pytest.mark.parametrize(("hint", "until"), [(20.0, 120.0), (500.0, 160.0), (0.0, None), (1.0, None), (-5.0, None)])
     def test_a_hint_makes_it_longer_up_to_the_cap(self, hint: float, until: float | None) -> None:
         without = self.refuse((100.0, None)).until
         assert self.refuse((100.0, hint)).until == (until or without)
@@ -170,7 +169,7 @@ class TestSaturation:
         assert not scene.at().takes_work
         shaped = [d.endpoints[0].shaped_score for d in scene.run(until + 8.0, 0.1)]
         assert scene.at().state == State.UP
-        assert all(later - earlier <= 1.5 + 1e-6 for earlier, later in zip(shaped, shaped[1:], strict=False))
+        assert all(later - earlier <= 1.5 + 1e-6 for earlier, later in pairwise(shaped))
         assert shaped[0] < 1.5, "it begins from nothing"
 
     def test_an_endpoint_that_stays_saturated_gets_under_a_hundredth_of_the_work(self) -> None:
@@ -259,6 +258,20 @@ class TestFailures:
             scene.see(ended(at, at, request=f"a{i}", status=0, outcome=Outcome.ABORTED, first_byte_s=None))
         scene.step()
         assert (scene.at().state, scene.at().view.error_samples) == (State.UP, 0.0)
+
+    def test_a_token_of_a_request_of_unknown_length_closes_it_too(self) -> None:
+        scene = Scene([A, B])
+        scene.see(*(failed(1000.0, request=f"f{i}") for i in range(3)))
+        scene.run(1030.0)
+        scene.see(started(1031.0, request="try", prompt=None), token(1031.5, request="try"))
+        scene.step()
+        assert scene.at().state == State.RAMPING
+
+    def test_each_hold_has_its_own_reason(self) -> None:
+        scene = Scene([A, B])
+        scene.see(rejected(1000.0), failed(1000.5, request="f"))
+        scene.step()
+        assert scene.at().reason.startswith("cooling: status 429 (saturated, rule a-rule)")
 
 
 class TestKvRule:

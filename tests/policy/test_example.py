@@ -31,9 +31,9 @@ def test_every_field_is_in_it() -> None:
 
 def test_what_is_switched_off_are_the_defaults() -> None:
     full = parse_policy(FULL, "example")
-    samples = {"state_file": None, "rejections": Rejections()}
+    samples = {"rejections": Rejections()}
 
-    assert full.state_file
+    assert full.state_file == "auto"
     assert full.rejections.rules
     assert full.rejections.bundled
     assert full.model_copy(update=samples) == parse_policy(EXAMPLE, "example")

@@ -19,14 +19,10 @@ SCALARS = st.one_of(
     st.text(max_size=8),
     st.sampled_from(["10000", "yes", "10.0.0.1:80", "unix:/x", "health", "*", "(", "0"]),
 )
-VALUES = st.one_of(
-    SCALARS, st.lists(SCALARS, max_size=2), st.dictionaries(st.text(max_size=6), SCALARS, max_size=2)
-)
+VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=2), st.dictionaries(st.text(max_size=6), SCALARS, max_size=2))
 YAML_TOKENS = st.one_of(
     st.sampled_from("\t\n {}[]:,\"'#|>?*&!%@\\-\x00\x85\ufeff\ud800"),
-    st.sampled_from(
-        ["- ", ": ", "&a ", "*a", "<<: *a\n", "!!int ", "!x ", "---\n", "...\n", "%YAML 1.1\n---\n"]
-    ),
+    st.sampled_from(["- ", ": ", "&a ", "*a", "<<: *a\n", "!!int ", "!x ", "---\n", "...\n", "%YAML 1.1\n---\n"]),
     st.sampled_from([".nan", "0x", "1e999", "2024-01-01", "1:30", "9" * 5000]),
 )
 
@@ -74,9 +70,7 @@ def test_a_node_is_dropped_renamed_or_of_another_type(data: st.DataObject) -> No
     judge(stream.getvalue())
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), YAML_TOKENS), min_size=1, max_size=4)
-)
+@given(st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), YAML_TOKENS), min_size=1, max_size=4))
 @settings(max_examples=80, deadline=None)
 def test_characters_are_cut_out_and_put_in(edits: list[tuple[int, int, str]]) -> None:
     text = FULL

@@ -73,10 +73,10 @@ async def test_it_does_not_wait_for_earlier_answers(engine: EngineServer) -> Non
 
 
 async def test_a_stream_in_good_order_at_the_cut_off_has_not_failed(engine: EngineServer) -> None:
-    (result,) = await play(engine, [Request(0.0, 10, 1500)], cut_after_last_s=0.3)
+    (result,) = await play(engine, [Request(0.0, 10, 1500)], cut_after_last_s=0.8)
     assert result.outcome is Outcome.UNFINISHED
     assert 0 < len(result.token_s) < 1500
-    assert result.ttft_s < 0.3
+    assert result.ttft_s < 0.8
     summary = summarise([result])
     assert (summary["succeeded"], summary["unfinished"], summary["errors"]) == (1, 1, {})
 

@@ -117,19 +117,12 @@ async def test_pings_come_before_the_role_and_the_role_before_the_token(
     engine: EngineServer, http: aiohttp.ClientSession
 ) -> None:
     await put(http, kind="ping_first", seconds=0.3, role_lead_s=0.1)
-    seen: list[tuple[float, str]] = []
-    begin = time.monotonic()
-    async with http.post(CHAT, json=chat(stream=True)) as response:
-        async for data in response.content.iter_any():
-            seen.append((time.monotonic() - begin, data.decode()))
-    kinds = ["ping" if text.startswith(":") else "role" if "role" in text else "token" for _, text in seen]
+    _, text, _ = await ask(http, stream=True)
+    events = text.split("\n\n")[:-2]
+    kinds = ["ping" if event.startswith(":") else "role" if "role" in event else "token" for event in events]
     assert kinds[0] == "ping"
     assert kinds == sorted(kinds, key=["ping", "role", "token"].index)
-    assert kinds.count("role") == 1
-    role_s = seen[kinds.index("role")][0]
-    token_s = seen[kinds.index("token")][0]
-    assert role_s >= 0.29
-    assert token_s - role_s >= 0.05
+    assert (kinds.count("role"), kinds.count("token")) == (1, 8)
     attempt = last(engine)
     assert attempt["first_token_at"] - attempt["header_at"] >= 0.39
 
@@ -145,12 +138,12 @@ async def test_hanging_before_headers_ends_when_healed(engine: EngineServer, htt
 
 
 async def test_hanging_after_headers_ends_by_itself(engine: EngineServer, http: aiohttp.ClientSession) -> None:
-    await put(http, kind="hang_after_headers", for_s=0.3)
     begin = time.monotonic()
+    await put(http, kind="hang_after_headers", for_s=0.3)
     async with http.post(CHAT, json=chat(stream=True)) as response:
         assert response.status == 200
         await response.content.readany()
-    assert time.monotonic() - begin >= 0.25
+    assert time.monotonic() - begin >= 0.29
     assert engine.state()["fault"] is None
 
 
@@ -191,15 +184,16 @@ async def test_mute_freezes_what_is_shown_and_goes_on_afterwards(
 
 
 async def test_slow_is_slow_until_healed(engine: EngineServer, http: aiohttp.ClientSession) -> None:
-    await put(http, kind="slow", factor=20)
-    begin = time.monotonic()
-    await ask(http, max_tokens=3)
-    assert time.monotonic() - begin >= 2 * 20 * 0.005
-    assert engine.state()["fault"] == {"kind": "slow", "factor": 20}
+    async def seconds() -> float:
+        await ask(http, max_tokens=3)
+        return last(engine)["ended_at"] - last(engine)["arrived_at"]
+
+    await put(http, kind="slow", factor=50)
+    slow_s = await seconds()
+    assert slow_s >= 2 * 50 * 0.005
+    assert engine.state()["fault"] == {"kind": "slow", "factor": 50}
     await put(http, kind="none")
-    await ask(http, max_tokens=3)
-    attempt = last(engine)
-    assert attempt["ended_at"] - attempt["arrived_at"] < 2 * 20 * 0.005
+    assert await seconds() < slow_s
 
 
 async def test_a_new_fault_takes_the_place_and_the_time_limit_of_the_old_one(

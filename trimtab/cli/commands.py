@@ -50,7 +50,7 @@ def up(
 
     def ready() -> None:
         listen = load_policy(policy).listen
-        Console(stderr=True).print(f"ready: http://{listen.address}:{listen.port}/v1", highlight=False)
+        Console(stderr=True).print(f"ready: http://{listen.socket}/v1", highlight=False)
 
     _run(run.up(policy, envoy=envoy, concurrency=concurrency, grace_s=grace_s, on_ready=ready))
 
@@ -110,9 +110,13 @@ def check(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference of all fields instead.")] = False,
+) -> None:
     """Print the policy's JSON Schema."""
-    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+    from trimtab.policy.reference import policy_reference
+
+    sys.stdout.write(policy_reference() if markdown else json.dumps(json_schema(), indent=2) + "\n")
 
 
 @app.command()

@@ -39,6 +39,12 @@ _RELOAD_PERIOD_S = 1.0
 _REMEMBER_PERIOD_S = 5.0
 _SAMPLING_PERIOD_S = 1.0
 
+_READ_AT_START: Mapping[str, Callable[[Policy], object]] = {
+    "services": lambda policy: policy.services,
+    "state_file": lambda policy: policy.state_file,
+    "ext_proc.workers": lambda policy: policy.ext_proc.workers,
+}
+
 
 class ControlPlane:
     """Owns the pools and serves ADS, LRS, feedback and the admin pages while its context lasts.
@@ -137,8 +143,8 @@ class ControlPlane:
             return
         if policy is None:
             return
-        for key in ("services", "state_file"):
-            if getattr(policy, key) != getattr(self._policy, key):
+        for key, of in _READ_AT_START.items():
+            if of(policy) != of(self._policy):
                 log.warning("a change of %s comes into force at the next start", key)
         self._put_in_force(policy)
         self._on_policy(policy)
@@ -158,6 +164,7 @@ class ControlPlane:
             else:
                 self._pools[name] = _RunningPool(pool, self._memory.get(name), self._take_decision, self.metrics)
         self._discovery.update(policy)
+        self._scraper.reconfigure(policy.pools)
         self._publish()
         self.metrics.policy_accepted()
 
@@ -172,7 +179,7 @@ class ControlPlane:
         """Publish everything, once the endpoints of every pool are known: an Envoy is never told of a pool without."""
         if not all(pool.is_located for pool in self._pools.values()):
             return
-        resources = static_resources(self._policy)
+        resources: dict[str, Mapping[str, bytes]] = {**static_resources(self._policy)}
         resources[TypeUrl.RTDS] = {RUNTIME_NAME: runtime_resource(self._share.percent)}
         resources[TypeUrl.EDS] = {name: _assignment(pool.step()) for name, pool in self._pools.items()}
         self._cache.publish(resources)

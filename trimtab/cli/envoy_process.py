@@ -36,6 +36,9 @@ class EnvoyProcess:
             "3600",
             "--log-level",
             "warning",
+            # Or it warns of each SIGTERM.
+            "--component-log-level",
+            "main:error",
             *(["--concurrency", str(concurrency)] if concurrency else []),
         ]
         self._admin = admin
@@ -100,8 +103,11 @@ class EnvoyProcess:
             await self._post(session, "/drain_listeners")
             try:
                 async with asyncio.timeout(grace_s):
+                    told = 0
                     while (active := await self._active_requests(session)) > 0:
-                        log.info("draining: %d requests are still running", active)
+                        if active != told:
+                            told = active
+                            log.info("draining: %d request(s) still run", active)
                         await asyncio.sleep(0.25)
             except TimeoutError:
                 log.warning("the grace of %g s is over; running requests are cut", grace_s)

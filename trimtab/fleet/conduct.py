@@ -45,7 +45,16 @@ class Judged:
     why: str = ""
 
 
-Evidence = Judged | TokenSample
+@dataclass(frozen=True, slots=True)
+class Spoke:
+    """An attempt that was sent at `started_at` showed its first token."""
+
+    endpoint: EndpointId
+    at: float
+    started_at: float
+
+
+Evidence = Judged | Spoke | TokenSample
 
 
 class Conduct:
@@ -149,9 +158,7 @@ class Conduct:
         at = min(now, event.at)
         match event:
             case FirstToken() if attempt.token_at is None:
-                attempt.token_at = event.at
-                self.ledger.spoke(attempt, all_watched=self._coverage.silent_rank(now) == 0)
-                self._sample(attempt, event.at)
+                self._speak(now, attempt, event.at)
             case StreamRead(verdict=verdict) if verdict and attempt.judgement is not Judgement.FAILURE:
                 judgement = judge_verdict(verdict, 200, in_stream=True)
                 self._judge(attempt, at, judgement, why="an error event late in a stream")
@@ -166,10 +173,13 @@ class Conduct:
                 pass  # said before
         return True
 
-    def _sample(self, attempt: Attempt, token_at: float) -> None:
+    def _speak(self, now: float, attempt: Attempt, token_at: float) -> None:
+        attempt.token_at = token_at
+        self.ledger.spoke(attempt, all_watched=self._coverage.silent_rank(now) == 0)
         ttft_s = max(0.0, token_at - attempt.started_at)
         self.ttft.add(token_at, ttft_s)
         self._silence.spoke(attempt.ended.at if attempt.ended else token_at)
+        self._tell(Spoke(self._endpoint, token_at, attempt.started_at))
         if attempt.seen_to_start and attempt.prompt_bytes is not None:
             self._tell(
                 TokenSample(
@@ -204,8 +214,7 @@ class Conduct:
         else:
             unwatched = ended.outcome is Outcome.ABORTED and self._coverage.silent_rank(at) > 0
         if attempt.token_at is None and unwatched:
-            attempt.token_at = attempt.started_at + ended.first_byte_s
-            self._sample(attempt, attempt.token_at)
+            self._speak(now, attempt, attempt.started_at + ended.first_byte_s)
 
     def _judge(
         self,
@@ -224,9 +233,7 @@ class Conduct:
             errors, attempts = as_errors(attempt.judgement)
             self.errors.add(attempt.judged_at, -errors, -attempts)
 
-    def _count(
-        self, at: float, started_at: float, judgement: Judgement, retry_after_s: float | None, why: str
-    ) -> None:
+    def _count(self, at: float, started_at: float, judgement: Judgement, retry_after_s: float | None, why: str) -> None:
         self.errors.add(at, *as_errors(judgement))
         self._tell(Judged(self._endpoint, at, started_at, judgement, retry_after_s, why))
 

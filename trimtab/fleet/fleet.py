@@ -90,9 +90,7 @@ class Fleet:
         """
         batch = in_order(now, observations)
         if len(batch) < len(observations):
-            _log.warning(
-                "%s: %d observations of an impossible time", self._pool, len(observations) - len(batch)
-            )
+            _log.warning("%s: %d observations of an impossible time", self._pool, len(observations) - len(batch))
         for observation in batch:
             profile = self._profiles.get(observation.address)
             if profile is not None and observation.pool == self._pool:
@@ -150,9 +148,7 @@ class Fleet:
         return profile
 
     def _depart(self, profile: Profile) -> None:
-        self._departed[profile.id.address] = _Departed(
-            profile.id.incarnation, profile.conduct.ledger.request_ids
-        )
+        self._departed[profile.id.address] = _Departed(profile.id.incarnation, profile.conduct.ledger.request_ids)
         while len(self._departed) > _DEPARTED_MAX:
             del self._departed[next(iter(self._departed))]
 

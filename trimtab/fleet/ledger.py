@@ -71,6 +71,7 @@ class Ledger:
         self._ended: deque[tuple[float, Attempt]] = deque()  # by arrival
         self._horizon = -inf  # what happened until then can no longer be told from a repetition
         self.outstanding_prompt_bytes = 0
+        self.prompt_bytes_sent = 0  # in all, ever
 
     @property
     def in_flight(self) -> int:
@@ -91,6 +92,7 @@ class Ledger:
         if at < self._born_at or at <= self._horizon or self._find(request_id, at):
             return None
         self.outstanding_prompt_bytes += started.prompt_bytes or 0
+        self.prompt_bytes_sent += started.prompt_bytes or 0
         attempt = Attempt(
             request_id,
             at,

@@ -52,11 +52,7 @@ class LoadReports:
     def lasting_difference(self, now: float) -> int:
         """What leases were above (+) or below (-) the reports all the time for `LASTING_S`; else 0."""
         differences = [difference for _, difference in self._differences]
-        if (
-            not differences
-            or self._differences[-1][0] - self._differences[0][0] < LASTING_S
-            or self.total(now) is None
-        ):
+        if not differences or self._differences[-1][0] - self._differences[0][0] < LASTING_S or self.total(now) is None:
             return 0
         return max(0, min(differences)) + min(0, max(differences))
 

@@ -21,8 +21,8 @@ class ProfileMemory(BaseModel):
     ttft_s: float | None = Field(default=None, ge=0)
     ttft_samples: int = Field(default=0, ge=0)
     ttft_at: float = 0
-    errors: float = Field(default=0, ge=0)
-    attempts: float = Field(default=0, ge=0)
+    errors: float = Field(default=0, ge=0, le=1e9)
+    attempts: float = Field(default=0, ge=0, le=1e9)
     process_start: float | None = None
     generated_tokens: float | None = Field(default=None, ge=0)
 
@@ -94,6 +94,7 @@ class Profile:
             in_flight=ledger.in_flight + max(0, -self._lease_difference),
             awaiting_token=ledger.awaiting_token,
             outstanding_prompt_bytes=ledger.outstanding_prompt_bytes,
+            prompt_bytes_sent=ledger.prompt_bytes_sent,
             oldest_wait_s=conduct.wait(now),
             signals=signals,
             signals_age_s=age,
@@ -115,7 +116,7 @@ class Profile:
 
     def recall(self, at: float, memory: ProfileMemory) -> None:
         """Begin with what was remembered at `at`."""
-        self.conduct.ttft.recall(memory.ttft_at, memory.ttft_s, memory.ttft_samples)
+        self.conduct.ttft.recall(min(memory.ttft_at, at), memory.ttft_s, memory.ttft_samples)
         self.conduct.errors.add(at, min(memory.errors, memory.attempts), memory.attempts)
         self._readings.process_start = memory.process_start
         self._readings.generated_tokens = memory.generated_tokens

@@ -22,9 +22,7 @@ _PLAUSIBLE: dict[str, Callable[[float], bool]] = {
 def plausible(signals: Signals) -> Signals:
     """The same readings, with those that cannot be true as UNKNOWN."""
     values = {name: getattr(signals, name) for name in _PLAUSIBLE}
-    wrong = {
-        name: None for name, value in values.items() if value is not None and not _PLAUSIBLE[name](value)
-    }
+    wrong = {name: None for name, value in values.items() if value is not None and not _PLAUSIBLE[name](value)}
     return replace(signals, **wrong) if wrong else signals
 
 

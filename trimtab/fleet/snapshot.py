@@ -32,6 +32,7 @@ class EndpointView:
     in_flight: int = 0
     awaiting_token: int = 0  # of these, streams that have not shown a token
     outstanding_prompt_bytes: int = 0  # of attempts that have not shown a token
+    prompt_bytes_sent: int = 0  # of all attempts since this incarnation began
     oldest_wait_s: float = 0.0
     signals: Signals = field(default_factory=Signals)  # stale values are already None
     signals_age_s: float | None = None
@@ -46,6 +47,7 @@ class PoolSnapshot:
     pool: str
     at: float
     endpoints: tuple[EndpointView, ...]
+    held: frozenset[EndpointId] = frozenset()  # those that shaping lets have the floor at most, whatever a law says
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,7 @@ class ByLaw:
             discriminator=self._named_by,
         )
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         union = handler(schema)
         for member in union["oneOf"]:
             section = handler.resolve_ref_schema(member)

@@ -75,9 +75,7 @@ class Document:
         self._yaml.composer.warn_double_anchors = False
         root = self._compose(text)
         if root is None or root.tag == f"{_TAG}null":
-            raise PolicyError(
-                [Problem(source, 1, 1, "", "the file is empty: a policy has at least version and pools")]
-            )
+            raise PolicyError([Problem(source, 1, 1, "", "the file is empty: a policy has at least version and pools")])
         if not isinstance(root, MappingNode):
             what = "a list" if isinstance(root, SequenceNode) else "text"
             raise self._fatal(root, (), f"a policy is a mapping (version: 1 and so on), and this is {what}")

@@ -103,9 +103,7 @@ def _path(text: str) -> str:
 
 def _origin(text: str) -> str:
     if not _ORIGIN.fullmatch(text):
-        raise ValueError(
-            f"{quoted(text)} must be * or an origin without a path, as in https://chat.example.com"
-        )
+        raise ValueError(f"{quoted(text)} must be * or an origin without a path, as in https://chat.example.com")
     return text
 
 
@@ -170,15 +168,9 @@ class Listen(Strict):
 class Services(Strict):
     """Where our own services listen: TCP (`127.0.0.1:18000`) or a unix socket (`unix:/absolute/path`)."""
 
-    xds: ServiceAddress = Field(
-        "127.0.0.1:18000", description="The xDS server, which Envoy asks for its resources."
-    )
-    ext_proc: ServiceAddress = Field(
-        "127.0.0.1:18001", description="The ext_proc service, which Envoy reports to."
-    )
-    admin: HostPort = Field(
-        "127.0.0.1:18080", description="/metrics, /endpoints, /healthz, /readyz. TCP only."
-    )
+    xds: ServiceAddress = Field("127.0.0.1:18000", description="The xDS server, which Envoy asks for its resources.")
+    ext_proc: ServiceAddress = Field("127.0.0.1:18001", description="The ext_proc service, which Envoy reports to.")
+    admin: HostPort = Field("127.0.0.1:18080", description="/metrics, /endpoints, /healthz, /readyz. TCP only.")
     envoy_admin: ServiceAddress = Field("127.0.0.1:9901", description="Envoy's own admin pages.")
 
 
@@ -196,9 +188,7 @@ class ExtProc(Strict):
         description="Share of the watched that are read to their end (inter-token times, late errors). "
         "0 reads none to the end.",
     )
-    cpu_budget_cores: Positive = Field(
-        0.5, description="CPU that observation may use, in cores, over all workers."
-    )
+    cpu_budget_cores: Positive = Field(0.5, description="CPU that observation may use, in cores, over all workers.")
     reject_timeout_ms: Annotated[int, Field(ge=10, le=5000)] = Field(
         100, description="The longest an error answer is held while its body is judged."
     )
@@ -207,32 +197,24 @@ class ExtProc(Strict):
 class Endpoint(Strict):
     """One engine."""
 
-    address: HostPort = Field(
-        description="Host name or IP address with a port, without a scheme. IPv6: [::1]:8000."
-    )
+    address: HostPort = Field(description="Host name or IP address with a port, without a scheme. IPv6: [::1]:8000.")
     capacity: Positive | None = Field(
         None,
         description="Relative to the other endpoints of the pool, e.g. 10 / 4 / 1 for A100 / 4090 / CPU.",
     )
-    labels: dict[str, str] = Field(
-        default_factory=dict, description="Free-form names and values, all of them text."
-    )
+    labels: dict[str, str] = Field(default_factory=dict, description="Free-form names and values, all of them text.")
 
 
 class Shaping(Strict):
     """From a score to a weight."""
 
-    cool_down_min_s: Positive = Field(
-        3, description="A saturated endpoint gets no new work for at least so long,"
-    )
+    cool_down_min_s: Positive = Field(3, description="A saturated endpoint gets no new work for at least so long,")
     cool_down_max_s: Positive = Field(5, description="and at most so long (drawn at random) the first time.")
     cool_down_growth: Annotated[float, Field(ge=1, le=10)] = Field(
         2, description="Factor for each saturation that follows within a minute after the last cool-down."
     )
     cool_down_cap_s: Positive = Field(60, description="The longest cool-down, a longer Retry-After included.")
-    ramp_points_per_s: Positive = Field(
-        15, description="A score rises at most this fast after a cool-down or a start."
-    )
+    ramp_points_per_s: Positive = Field(15, description="A score rises at most this fast after a cool-down or a start.")
     breaker_failures: Annotated[int, Field(ge=1, le=1000)] = Field(
         3, description="Failures in a row that open the breaker."
     )
@@ -273,9 +255,7 @@ class Balancing(Strict):
 class Retries(Strict):
     """Retries before the first byte of an answer, always to another endpoint where there is one."""
 
-    attempts: Annotated[int, Field(ge=0, le=10)] = Field(
-        2, description="Retries after the first attempt. 0 is none."
-    )
+    attempts: Annotated[int, Field(ge=0, le=10)] = Field(2, description="Retries after the first attempt. 0 is none.")
     status_codes: tuple[Annotated[int, Field(ge=400, le=599)], ...] = Field(
         (429, 502, 503, 529), description="Status codes that are retried. Empty retries no answer."
     )
@@ -293,9 +273,7 @@ class SignalSources(Strict):
     """Where readings of the engines come from."""
 
     scrape: bool = Field(True, description="Read each engine's own /metrics.")
-    scrape_interval_ms: Annotated[int, Field(ge=100, le=60_000)] = Field(
-        1000, description="How often each is read."
-    )
+    scrape_interval_ms: Annotated[int, Field(ge=100, le=60_000)] = Field(1000, description="How often each is read.")
     scrape_timeout_ms: Annotated[int, Field(ge=50, le=60_000)] = Field(
         800, description="A reading that takes longer is given up."
     )
@@ -318,16 +296,12 @@ class Pool(Strict):
         min_length=1,
         description="Globs over the request's `model`; the first pool that matches serves.",
     )
-    engine: Engine = Field(
-        "vllm", description="What the endpoints run: the names of its metrics follow from it."
-    )
+    engine: Engine = Field("vllm", description="What the endpoints run: the names of its metrics follow from it.")
     endpoints: tuple[Endpoint, ...] = Field(min_length=1, description="The engines.")
     scoring: Annotated[ScoringPolicy, ByLaw(default_scoring().law)] = Field(
         default_factory=default_scoring, description="How an endpoint is scored: a `law` with its numbers."
     )
-    interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(
-        250, description="How often weights are computed."
-    )
+    interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(250, description="How often weights are computed.")
     shaping: Shaping = Field(default_factory=Shaping)
     balancing: Balancing = Field(default_factory=Balancing)
     retries: Retries = Field(default_factory=Retries)
@@ -395,8 +369,9 @@ class Policy(Strict):
     services: Services = Field(default_factory=Services)
     ext_proc: ExtProc = Field(default_factory=ExtProc)
     state_file: Annotated[str, Field(min_length=1)] | None = Field(
-        None,
-        description="Where what was learned is kept over a restart. Unset: one for each policy's path.",
+        "auto",
+        description="Where what was learned is kept over a restart. auto: a file for each policy path, under "
+        "$STATE_DIRECTORY, $XDG_STATE_HOME or ~/.local/state. null: it is not kept.",
     )
     rejections: Rejections = Field(default_factory=Rejections)
     pools: tuple[Pool, ...] = Field(min_length=1, description="What is served, and by which engines.")

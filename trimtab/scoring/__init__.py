@@ -2,8 +2,9 @@
 
 from trimtab.scoring.health import Health, HealthPolicy
 from trimtab.scoring.law import Law, Need, Score
+from trimtab.scoring.predicted_ttft import PredictedTtft, PredictedTtftPolicy
 
-ScoringPolicy = HealthPolicy
+ScoringPolicy = HealthPolicy | PredictedTtftPolicy
 
 
 def default_scoring() -> ScoringPolicy:
@@ -13,7 +14,22 @@ def default_scoring() -> ScoringPolicy:
 
 def make_law(policy: ScoringPolicy) -> Law:
     """The law that a pool's `scoring` names."""
-    return Health(policy)
+    match policy:
+        case HealthPolicy():
+            return Health(policy)
+        case PredictedTtftPolicy():
+            return PredictedTtft(policy)
 
 
-__all__ = ["Health", "HealthPolicy", "Law", "Need", "Score", "ScoringPolicy", "default_scoring", "make_law"]
+__all__ = [
+    "Health",
+    "HealthPolicy",
+    "Law",
+    "Need",
+    "PredictedTtft",
+    "PredictedTtftPolicy",
+    "Score",
+    "ScoringPolicy",
+    "default_scoring",
+    "make_law",
+]

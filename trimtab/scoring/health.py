@@ -27,12 +27,8 @@ class HealthPolicy(Strict):
     error_gain: _Positive = Field(default=5, description="An error share of 1/gain loses all its points.")
     ttft_weight: _Weight = Field(default=0.35, description="Part of the points that TTFT can lose.")
     error_weight: _Weight = Field(default=0.40, description="Part of the points that errors can lose.")
-    load_weight: _Weight = Field(
-        default=0.25, description="Part of the points that queue and KV usage can lose."
-    )
-    ttft_alpha: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.2, description="EWMA weight of a new TTFT."
-    )
+    load_weight: _Weight = Field(default=0.25, description="Part of the points that queue and KV usage can lose.")
+    ttft_alpha: Annotated[float, Field(gt=0, le=1)] = Field(default=0.2, description="EWMA weight of a new TTFT.")
 
     def flaws(self) -> Iterator[Flaw]:
         total = self.ttft_weight + self.error_weight + self.load_weight
@@ -82,7 +78,5 @@ class Health(Law):
         """0 (idle) to 1 (full), by queue or KV cache, whichever is worse; None if neither is known."""
         queue = None if signals.waiting is None else min(1.0, signals.waiting / self._policy.queue_max)
         knee = self._policy.kv_knee
-        kv = (
-            None if signals.kv_usage is None else min(1.0, max(0.0, (signals.kv_usage - knee) / (1.0 - knee)))
-        )
+        kv = None if signals.kv_usage is None else min(1.0, max(0.0, (signals.kv_usage - knee) / (1.0 - knee)))
         return max((term for term in (queue, kv) if term is not None), default=None)

@@ -15,7 +15,7 @@ from trimtab.fleet.snapshot import EndpointId, PoolSnapshot, TokenSample
 
 
 class Need(StrEnum):
-    """An input that a law reads. A policy whose sources cannot provide it is refused by `trimtab check`."""
+    """An input that a law reads."""
 
     TTFT = "ttft"  # first tokens, from the watching filter
     ERRORS = "errors"
@@ -47,11 +47,12 @@ class Law(ABC):
     needs: ClassVar[frozenset[Need]]
     ramped: ClassVar[bool] = True  # the score may rise only so many points per second
     damped: ClassVar[bool] = True  # small changes of a weight are not pushed
+    floored: ClassVar[bool] = True  # an endpoint that is in keeps a least share; False: the law sees to that
     ttft_alpha: float = 0.2  # weight of a new sample in the mean TTFT that the law is shown
 
     @abstractmethod
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        """Score every endpoint of `pool`, the cooled and the broken ones too: shaping takes those out."""
+        """Score every endpoint of `pool`, those in `pool.held` too; their shares are not used."""
 
     def learn(self, sample: TokenSample) -> None:  # noqa: B027 - most laws learn nothing from single attempts
         """Take in one successful attempt that showed its first token."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import isfinite
 from random import Random
 
-from trimtab.fleet.conduct import Evidence, Judged
+from trimtab.fleet.conduct import Judged, Spoke
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.policy.model import Shaping
 from trimtab.scoring.capacity import capacities_of
@@ -50,25 +50,24 @@ class Shaper:
         """Measure the first decision against the weights that Envoy most likely still has."""
         self._pushed = pushed
 
-    def hear(self, evidence: Evidence) -> None:
+    def hear(self, evidence: Judged | Spoke) -> None:
         """Take in what an attempt said of its endpoint."""
         standing = self._standing(evidence.at, evidence.endpoint)
         if isinstance(evidence, Judged):
             standing.judged(evidence, self.numbers, self._rng)
         else:
-            standing.spoke(evidence.at - evidence.ttft_s)
+            standing.spoke(evidence.started_at)
 
     def decide(self, pool: PoolSnapshot, law: Law) -> PoolDecision:
         """Judge a pool by `law`, and shape what it says into weights."""
         now, views = pool.at, pool.endpoints
-        scores = {id: _bounded(score) for id, score in law.judge(pool, now).items()}
         self._standings = {view.id: self._standing(now, view.id) for view in views}
         holds = self._holds(now, views)
+        held = frozenset(id for id, hold in holds.items() if hold)
+        scores = {id: _bounded(score) for id, score in law.judge(replace(pool, held=held), now).items()}
         shaped = {id: self._shaped(now, id, hold, scores[id].score, law) for id, hold in holds.items()}
         all_out = all(holds.values())
-        shares = self._shares(
-            pool, holds, all_out, {id: _wanted(scores[id], shaped[id], law) for id in holds}
-        )
+        shares = self._shares(pool, holds, all_out, {id: _wanted(scores[id], shaped[id], law) for id in holds}, law)
         changed = self._push({view.id.address: shares.get(view.id) for view in views}, law)
 
         decisions = []
@@ -120,7 +119,7 @@ class Shaper:
         return ramp.let(now, score, self.numbers.ramp_points_per_s) if law.ramped else ramp.follow(now, score)
 
     def _shares(
-        self, pool: PoolSnapshot, holds: Holds, all_out: bool, wanted: Mapping[EndpointId, float]
+        self, pool: PoolSnapshot, holds: Holds, all_out: bool, wanted: Mapping[EndpointId, float], law: Law
     ) -> dict[EndpointId, float]:
         """The shares of the endpoints that take work; they sum to 1."""
         capacities = capacities_of(pool)
@@ -131,7 +130,13 @@ class Shaper:
         elif not any(raw):
             raw = [0.0 if holds[id] else capacities[id] for id in takers]
         total = sum(capacities[id] for id in takers)
-        floors = [min(self.numbers.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total) for id in takers]
+        # One that is half open gets no more than its floor, so it always has one.
+        floors = [
+            min(self.numbers.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total)
+            if law.floored or holds[id]
+            else 0.0
+            for id in takers
+        ]
         return dict(zip(takers, floored(raw, floors), strict=True))
 
     def _preference(self, now: float, hold: Hold | None) -> float:
@@ -141,10 +146,7 @@ class Shaper:
 
     def _push(self, shares: Mapping[str, float | None], law: Law) -> bool:
         """Put shares (None: takes no work) in force if they differ enough, and say whether to push them."""
-        new = {
-            address: (to_weight(share or 0.0, len(shares)), share is not None)
-            for address, share in shares.items()
-        }
+        new = {address: (to_weight(share or 0.0, len(shares)), share is not None) for address, share in shares.items()}
         hysteresis = self.numbers.hysteresis if law.damped else 0.0
         differs = new.keys() != self._pushed.keys() or any(
             takes_work != self._pushed[address][1] or moved(weight, self._pushed[address][0], hysteresis)
@@ -167,9 +169,7 @@ class Shaper:
             left = (score.score - shaped) / self.numbers.ramp_points_per_s
             points = f"{shaped:.0f} of {score.score:.0f} points"
             return State.RAMPING, now + left, f"ramping: {points}, {left:.1f} s left"
-        lost = sorted(
-            ((points, term) for term, points in score.breakdown.items() if points >= 0.05), reverse=True
-        )
+        lost = sorted(((points, term) for term, points in score.breakdown.items() if points >= 0.05), reverse=True)
         terms = ", ".join(f"{points:.1f} by {term}" for points, term in lost)
         return State.UP, None, f"up: {score.score:.0f} points" + (f", lost {terms}" if terms else "")
 

@@ -43,7 +43,7 @@ class StandingMemory(BaseModel):
     breaker_openings: Count = 0
     breaker_opened_at: float | None = None
     breaker_until: float | None = None
-    why: str = ""
+    why: dict[Judgement, str] = {}
 
 
 class Standing:
@@ -54,7 +54,7 @@ class Standing:
         self._cool_down = CoolDown()
         self._breaker = Breaker()
         self._leaving_until = -inf
-        self._why = ""
+        self._why: dict[Judgement, str] = {}  # of the last one of a kind
         self.was_full = False  # out for it at the last step
 
     def judged(self, judged: Judged, numbers: Shaping, rng: Random) -> None:
@@ -71,7 +71,7 @@ class Standing:
                 return
             case _:
                 return
-        self._why = judged.why
+        self._why[judged.judgement] = judged.why
 
     def spoke(self, started_at: float) -> None:
         """An attempt that was sent at `started_at` showed its first token."""
@@ -81,15 +81,14 @@ class Standing:
         """Why the endpoint is held back at `now`; None if it is not."""
         breaker = self._breaker.state(now)
         if now < self._leaving_until:
-            return self._out(now, State.DRAINING, self._leaving_until)
+            return self._out(now, State.DRAINING, self._leaving_until, Judgement.LEAVING)
         if breaker is BreakerState.OPEN:
-            return self._out(now, State.OPEN, self._breaker.until)
+            return self._out(now, State.OPEN, self._breaker.until, Judgement.FAILURE)
         if self._cool_down.active(now):
-            return self._out(now, State.COOLING, self._cool_down.until)
+            return self._out(now, State.COOLING, self._cool_down.until, Judgement.REFUSED)
         if breaker is BreakerState.HALF_OPEN:
-            return Hold(
-                State.HALF_OPEN, None, f"half-open: the next attempt decides; last failure: {self._why}"
-            )
+            why = self._why.get(Judgement.FAILURE, "failures")
+            return Hold(State.HALF_OPEN, None, f"half-open: {why}; the next attempt decides")
         return None
 
     def is_full(self, kv_usage: float | None, limit: float) -> bool:
@@ -111,7 +110,7 @@ class Standing:
             breaker_openings=self._breaker.openings,
             breaker_opened_at=when(self._breaker.opened_at),
             breaker_until=when(self._breaker.until),
-            why=self._why,
+            why=dict(self._why),
         )
 
     @classmethod
@@ -126,11 +125,11 @@ class Standing:
         standing._cool_down.repeats = memory.cool_down_repeats
         standing._leaving_until = when(memory.leaving_until, numbers.cool_down_cap_s)
         standing._breaker.failures = memory.breaker_failures
-        standing._breaker.openings = memory.breaker_openings
+        standing._breaker.openings = min(memory.breaker_openings, LONGEST_OPEN)
         standing._breaker.opened_at = when(memory.breaker_opened_at, 0.0)
         standing._breaker.until = when(memory.breaker_until, numbers.breaker_open_s * LONGEST_OPEN)
-        standing._why = memory.why
+        standing._why = dict(memory.why)
         return standing
 
-    def _out(self, now: float, state: State, until: float) -> Hold:
-        return Hold(state, until, f"{state}: {self._why}, {until - now:.1f} s left")
+    def _out(self, now: float, state: State, until: float, because: Judgement) -> Hold:
+        return Hold(state, until, f"{state}: {self._why.get(because, because.value)}, {until - now:.1f} s left")

@@ -1,0 +1,1 @@
+"""Simulated engines, request traces, and a client that replays them."""

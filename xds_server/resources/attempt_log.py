@@ -12,7 +12,12 @@ from envoy_data_plane.envoy.type.tracing.v3 import CustomTag
 from envoy_data_plane.google.protobuf import Any
 
 from trimtab.datapath import EXT_PROC_CLUSTER, FIRST_BYTE_TAG
-from xds_server.resources.packing import grpc_service
+from xds_server.resources.sources import grpc_service
+
+# What is in flight is known this late at most. At the rates of inference nearly every record is a message of its own
+# already, and under a flood the buffer fills sooner.
+_FLUSH_INTERVAL = timedelta(milliseconds=20)
+_BUFFER_BYTES = 16384
 
 # In the upstream log DS_RX_BEG is the start of the attempt, not of the request.
 _FIRST_BYTE = "%COMMON_DURATION(DS_RX_BEG:US_RX_BODY_BEG:us)%"
@@ -28,8 +33,8 @@ def attempt_log() -> AccessLog:
                     log_name="attempts",
                     transport_api_version=ApiVersion.V3,
                     grpc_service=grpc_service(EXT_PROC_CLUSTER),
-                    buffer_flush_interval=timedelta(milliseconds=20),
-                    buffer_size_bytes=16384,
+                    buffer_flush_interval=_FLUSH_INTERVAL,
+                    buffer_size_bytes=_BUFFER_BYTES,
                     custom_tags=[CustomTag(tag=FIRST_BYTE_TAG, value=_FIRST_BYTE)],
                 ),
                 additional_request_headers_to_log=["content-length"],

@@ -26,7 +26,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from trimtab.policy.model import ExtProc, Pool
 from xds_server.resources.observers import upstream_filters
-from xds_server.resources.packing import over_ads
+from xds_server.resources.sources import over_ads
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
@@ -43,7 +43,8 @@ def cluster(pool: Pool, ext_proc: ExtProc) -> Cluster:
     return Cluster(
         name=pool.name,
         type=ClusterDiscoveryType.EDS,
-        eds_cluster_config=ClusterEdsClusterConfig(eds_config=over_ads()),
+        # A changed cluster waits for its endpoints, then goes on with those that it had.
+        eds_cluster_config=ClusterEdsClusterConfig(eds_config=over_ads(give_up_after=timedelta(seconds=2))),
         connect_timeout=timedelta(seconds=1),
         common_lb_config=ClusterCommonLbConfig(
             # Shaping decides who is in. Below the default of 50 % healthy Envoy would send to everybody.

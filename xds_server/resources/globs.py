@@ -26,9 +26,7 @@ def string_matcher(glob: str) -> StringMatcher:
 
 def glob_to_re2(glob: str) -> str:
     """An RE2 expression that matches, whole, what `fnmatch.fnmatchcase` accepts."""
-    return "(?s)" + "".join(
-        ".*" if piece[0] == "*" else _without_star(piece) for piece in _PIECE.findall(glob)
-    )
+    return "(?s)" + "".join(".*" if piece[0] == "*" else _without_star(piece) for piece in _PIECE.findall(glob))
 
 
 def _without_star(piece: str) -> str:

@@ -18,9 +18,9 @@ from envoy_data_plane.google.protobuf import Any
 from trimtab.policy.model import Listen
 from xds_server.resources.attempt_log import attempt_log
 from xds_server.resources.local_replies import local_reply_config
-from xds_server.resources.packing import over_ads
 from xds_server.resources.request_body import json_to_metadata
 from xds_server.resources.routes import BUFFER_FILTER, CORS_FILTER, ROUTES_NAME
+from xds_server.resources.sources import over_ads
 
 LISTENER_NAME = "trimtab"
 
@@ -60,7 +60,8 @@ _NO_CLIENT = CidrRange(address_prefix="255.255.255.255", prefix_len=32)
 def _connection_manager() -> HttpConnectionManager:
     return HttpConnectionManager(
         stat_prefix="trimtab",
-        rds=Rds(config_source=over_ads(), route_config_name=ROUTES_NAME),
+        # Rather no open port than one that knows no route.
+        rds=Rds(config_source=over_ads(give_up_after=timedelta(0)), route_config_name=ROUTES_NAME),
         http_filters=[
             HttpFilter(name=CORS_FILTER, typed_config=Any.pack(Cors())),
             # An endpoint is chosen when the whole request is here, so a slow upload costs no engine anything,
@@ -74,9 +75,7 @@ def _connection_manager() -> HttpConnectionManager:
                     Router(
                         suppress_envoy_headers=True,
                         upstream_log=[attempt_log()],
-                        upstream_log_options=RouterUpstreamAccessLogOptions(
-                            flush_upstream_log_on_upstream_stream=True
-                        ),
+                        upstream_log_options=RouterUpstreamAccessLogOptions(flush_upstream_log_on_upstream_stream=True),
                     )
                 ),
             ),

@@ -26,14 +26,10 @@ REASON_HEADER = "x-trimtab-reason"
 _PLAIN = "%LOCAL_REPLY_BODY%"
 
 
-def error_body(
-    message: str, kind: str, code: int | str, param: str | None = None
-) -> SubstitutionFormatString:
+def error_body(message: str, kind: str, code: int | str, param: str | None = None) -> SubstitutionFormatString:
     """The error object of the OpenAI API. Texts may hold Envoy's command operators; values are escaped."""
     error = {"message": message, "type": kind, "param": param, "code": code}
-    return SubstitutionFormatString(
-        json_format=Struct.from_dict({"error": error}), content_type="application/json"
-    )
+    return SubstitutionFormatString(json_format=Struct.from_dict({"error": error}), content_type="application/json")
 
 
 def local_reply_config() -> LocalReplyConfig:
@@ -42,7 +38,7 @@ def local_reply_config() -> LocalReplyConfig:
         mappers=[
             # What the routes answer themselves is JSON already.
             ResponseMapper(
-                filter=_any_of(_status(200), _status(404)),
+                filter=_any_of(_status(_OP.EQ, 200), _status(_OP.EQ, 404)),
                 body_format_override=SubstitutionFormatString(
                     text_format_source=DataSource(inline_string=_PLAIN), content_type="application/json"
                 ),
@@ -53,24 +49,23 @@ def local_reply_config() -> LocalReplyConfig:
                 "No endpoint can take the request now.",
                 retry_after_s=1,
             ),
-            _mapper(
-                "overloaded", _flags("UO"), "The gateway has too many requests under way.", retry_after_s=1
-            ),
+            _mapper("overloaded", _flags("UO"), "The gateway has too many requests under way.", retry_after_s=1),
             _mapper("connect-failure", _flags("UF"), "No endpoint could be reached.", retry_after_s=1),
             _mapper("timeout", _flags("UT", "SI", "UMSDR", "DT", "DO"), "The request took too long."),
             _mapper("endpoint-reset", _flags("UC", "UR", "UPE", "LR"), "The endpoint broke the connection."),
             _mapper(
                 "request-too-large",
-                _status(413),
+                _status(_OP.EQ, 413),
                 "The request body is larger than this gateway takes.",
                 kind=_BAD_REQUEST,
             ),
+            _mapper("bad-request", _status(_OP.LE, 499), _PLAIN, kind=_BAD_REQUEST),
+            _mapper("gateway-fault", _status(_OP.GE, 500), _PLAIN, kind="InternalServerError"),
         ],
-        body_format=error_body(_PLAIN, _SERVER_ERROR, "%RESPONSE_CODE%"),
     )
 
 
-_SERVER_ERROR = "InternalServerError"
+_OP = ComparisonFilterOp
 _UNAVAILABLE = "ServiceUnavailableError"
 _BAD_REQUEST = "BadRequestError"
 
@@ -87,9 +82,7 @@ def _mapper(
     return ResponseMapper(
         filter=condition,
         body_format_override=error_body(message, kind, "%RESPONSE_CODE%"),
-        headers_to_add=[
-            HeaderValueOption(header=HeaderValue(key=key, value=value)) for key, value in headers.items()
-        ],
+        headers_to_add=[HeaderValueOption(header=HeaderValue(key=key, value=value)) for key, value in headers.items()],
     )
 
 
@@ -97,13 +90,9 @@ def _flags(*flags: str) -> AccessLogFilter:
     return AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=list(flags)))
 
 
-def _status(code: int) -> AccessLogFilter:
+def _status(op: ComparisonFilterOp, code: int) -> AccessLogFilter:
     value = RuntimeUInt32(default_value=code, runtime_key=f"trimtab.local_reply.{code}")
-    return AccessLogFilter(
-        status_code_filter=StatusCodeFilter(
-            comparison=ComparisonFilter(op=ComparisonFilterOp.EQ, value=value)
-        )
-    )
+    return AccessLogFilter(status_code_filter=StatusCodeFilter(comparison=ComparisonFilter(op=op, value=value)))
 
 
 def _any_of(*filters: AccessLogFilter) -> AccessLogFilter:

@@ -91,9 +91,7 @@ def runtime_share(header: str, share: RuntimeFractionalPercent) -> Predicate:
 
 def _single(source: betterproto2.Message, value: StringMatcher) -> Predicate:
     return Predicate(
-        single_predicate=MatcherMatcherListPredicateSinglePredicate(
-            input=_extension(source), value_match=value
-        )
+        single_predicate=MatcherMatcherListPredicateSinglePredicate(input=_extension(source), value_match=value)
     )
 
 

@@ -30,7 +30,7 @@ from xds_server.resources.matchers import (
     runtime_share,
     status_in,
 )
-from xds_server.resources.packing import grpc_service
+from xds_server.resources.sources import grpc_service
 
 _EXT_PROC = "envoy.filters.http.ext_proc"
 _CODEC = "envoy.filters.http.upstream_codec"
@@ -71,9 +71,7 @@ def _is_watched(percent: float) -> Predicate:
 
 def fraction(percent: float) -> FractionalPercent:
     """`percent` (0 to 100) to a hundredth of a percent."""
-    return FractionalPercent(
-        numerator=round(percent * 100), denominator=FractionalPercentDenominatorType.TEN_THOUSAND
-    )
+    return FractionalPercent(numerator=round(percent * 100), denominator=FractionalPercentDenominatorType.TEN_THOUSAND)
 
 
 def _watch() -> ExternalProcessor:

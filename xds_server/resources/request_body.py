@@ -15,9 +15,7 @@ MODEL_KEY = "model"
 STREAM_KEY = "stream"
 
 # `curl -d` without a header says that it sends a form; engines that are generous read it all the same.
-_CONTENT_TYPES = (
-    r"(?i)\s*(application/([\w.+-]*\+)?json|application/x-www-form-urlencoded|text/[\w.+-]+)\s*(;.*)?"
-)
+_CONTENT_TYPES = r"(?i)\s*(application/([\w.+-]*\+)?json|application/x-www-form-urlencoded|text/[\w.+-]+)\s*(;.*)?"
 
 
 def json_to_metadata() -> JsonToMetadata:
@@ -27,9 +25,7 @@ def json_to_metadata() -> JsonToMetadata:
             allow_content_types_regex=RegexMatcher(regex=_CONTENT_TYPES),
             allow_empty_content_type=True,
             rules=[
-                JsonToMetadataRule(
-                    selectors=[JsonToMetadataSelector(key=MODEL_KEY)], on_present=_pair(MODEL_KEY)
-                ),
+                JsonToMetadataRule(selectors=[JsonToMetadataSelector(key=MODEL_KEY)], on_present=_pair(MODEL_KEY)),
                 JsonToMetadataRule(
                     selectors=[JsonToMetadataSelector(key=STREAM_KEY)],
                     on_present=_pair(STREAM_KEY),

@@ -97,9 +97,7 @@ def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) 
         cluster=pool.name,
         timeout=timedelta(0),
         idle_timeout=timedelta(seconds=listen.stream_idle_timeout_s),
-        max_stream_duration=RouteActionMaxStreamDuration(
-            max_stream_duration=timedelta(seconds=listen.max_stream_s)
-        ),
+        max_stream_duration=RouteActionMaxStreamDuration(max_stream_duration=timedelta(seconds=listen.max_stream_s)),
         retry_policy=_retry_policy(pool.retries),
     )
     for asked, condition in _ASKED.items():
@@ -153,18 +151,12 @@ def _unknown_model() -> Route:
     name = f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:{MODEL_KEY}):256%"
     return Route(
         name="unknown-model",
-        match=RouteMatch(
-            prefix="/", dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]
-        ),
+        match=RouteMatch(prefix="/", dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]),
         direct_response=DirectResponseAction(
             status=404,
-            body_format=error_body(
-                f"The model `{name}` does not exist.", "NotFoundError", 404, param="model"
-            ),
+            body_format=error_body(f"The model `{name}` does not exist.", "NotFoundError", 404, param="model"),
         ),
-        response_headers_to_add=[
-            HeaderValueOption(header=HeaderValue(key=REASON_HEADER, value="unknown-model"))
-        ],
+        response_headers_to_add=[HeaderValueOption(header=HeaderValue(key=REASON_HEADER, value="unknown-model"))],
     )
 
 
@@ -200,9 +192,7 @@ _ENGINE_CORS_HEADERS = tuple(
 
 
 def _body_limit(listen: Listen) -> dict[str, Any]:
-    return {
-        BUFFER_FILTER: Any.pack(BufferPerRoute(buffer=Buffer(max_request_bytes=listen.max_body_mib << 20)))
-    }
+    return {BUFFER_FILTER: Any.pack(BufferPerRoute(buffer=Buffer(max_request_bytes=listen.max_body_mib << 20)))}
 
 
 def _cors(listen: Listen) -> dict[str, Any]:
@@ -211,9 +201,7 @@ def _cors(listen: Listen) -> dict[str, Any]:
     return {
         CORS_FILTER: Any.pack(
             CorsPolicy(
-                allow_origin_string_match=[
-                    StringMatcher(exact=origin) for origin in listen.cors_allow_origins
-                ],
+                allow_origin_string_match=[StringMatcher(exact=origin) for origin in listen.cors_allow_origins],
                 allow_methods="GET, POST, DELETE, OPTIONS",
                 allow_headers="*, authorization",  # the wildcard does not cover this one
                 expose_headers=f"x-request-id, retry-after, {REASON_HEADER}",

@@ -150,6 +150,8 @@ def demo_policy(engines: Sequence[EngineAddress]) -> dict[str, Any]:
         "pools": [
             {
                 "name": "demo",
+                "scoring": {"law": "predicted_ttft"},
+                "interval_ms": 100,
                 "endpoints": [
                     {"address": engine.address, "capacity": capacity, "labels": {"gpu": engine.kind}}
                     for engine, (_, capacity) in zip(engines, FLEET, strict=True)

@@ -25,6 +25,7 @@ CUT_AFTER_LAST_S = 15.0
 _FULL_ENGINE = 1  # the second engine, the 4090: the A100 alone can bear the load, with care
 _FULL_FROM, _FULL_FOR = 0.5, 0.2  # of the demo's length
 _REFRESH_S = 0.5
+_SETTLE_ROUNDS = 6
 _SPEED = 0.8  # about half of what the engines can do together
 
 
@@ -33,7 +34,6 @@ async def demo(
     seconds: float,
     names: Sequence[str],
     seed: int,
-    report: Path | None,
     console: Console,
 ) -> dict[str, Any]:
     """Replay a piece of `trace` through every arm at the same time. Returns the report.
@@ -154,6 +154,11 @@ async def _observed(session: aiohttp.ClientSession, arms: Sequence[Arm]) -> dict
     for arm in arms:
         if arm.admin is None:
             continue
+        # What the cut-off ended is told by Envoy's next access log.
+        for _ in range(_SETTLE_ROUNDS):
+            if not any(endpoint["in_flight"] for endpoint in await _endpoints(session, arm)):
+                break
+            await asyncio.sleep(_REFRESH_S)
         for family in text_string_to_metric_families(await arm.page(session, "/metrics")):
             for sample in family.samples:
                 if sample.name in sums:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -12,21 +13,15 @@ from trimtab.cli.demo.arms import FLEET, Arm
 from trimtab.sim.client import Outcome
 
 _STATE_STYLE = {"up": "green", "ramping": "yellow"}
+_TEXT = {"engine", "endpoint", "arm", "state", "why"}
 
 
 def engine_table() -> Table:
     """The parameters of the simulated engines."""
-    table = Table(title="Simulated engines (the same in every arm)", title_justify="left")
-    for heading in (
-        "engine",
-        "prefill tok/s",
-        "step ms",
-        "ms / sequence",
-        "KV tokens",
-        "sequences",
-        "capacity",
-    ):
-        table.add_column(heading, justify="left" if heading == "engine" else "right")
+    table = _table(
+        "Simulated engines, the same in every arm",
+        ("engine", "prefill tok/s", "step ms", "ms/seq", "KV tokens", "max seqs", "capacity"),
+    )
     for kind, capacity in FLEET:
         table.add_row(
             kind.name,
@@ -54,9 +49,10 @@ def live_view(
 
 
 def _endpoint_table(endpoints: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="Trimtab's endpoints", title_justify="left")
-    for heading in ("endpoint", "weight", "score", "TTFT ms", "in flight", "waiting", "KV %", "state", "why"):
-        table.add_column(heading, justify="left" if heading in ("endpoint", "state", "why") else "right")
+    table = _table(
+        "Trimtab's endpoints",
+        ("endpoint", "weight", "score", "TTFT ms", "in flight", "waiting", "KV %", "state", "why"),
+    )
     for row in endpoints:
         ttft_s, signals = row["ttft_s"], row["signals"]
         table.add_row(
@@ -68,15 +64,13 @@ def _endpoint_table(endpoints: Sequence[Mapping[str, Any]]) -> Table:
             _number(signals["waiting"]),
             _number(signals["kv_usage"], 100),
             Text(row["state"], style=_STATE_STYLE.get(row["state"], "red")),
-            Text(row["reason"], overflow="ellipsis", no_wrap=True),
+            Text(row["reason"], overflow="ellipsis"),
         )
     return table
 
 
 def _arm_table(arms: Sequence[Arm]) -> Table:
-    table = Table(title="So far", title_justify="left")
-    for heading in ("arm", "sent", "with a token", "ended", "failed"):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    table = _table("So far", ("arm", "sent", "with a token", "ended", "failed"))
     for arm in arms:
         ended = [result for result in arm.results if result.outcome is not None]
         table.add_row(
@@ -92,30 +86,30 @@ def _arm_table(arms: Sequence[Arm]) -> Table:
 def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> Table:
     """The end of the demo: what clients saw in each arm."""
     engines = [kind.name for kind, _ in FLEET]
-    table = Table(title="The same arrivals, the same fault", title_justify="left")
-    table.add_column("arm")
-    for heading in (
-        "requests",
-        "success %",
-        "TTFT mean ms",
-        "P50 ms",
-        "P99 ms",
-        "tokens/s",
-        " / ".join(engines),
-    ):
-        table.add_column(heading, justify="right")
+    table = _table(
+        f"The same arrivals, the same fault. TTFT in ms; share: answered by {' / '.join(engines)}",
+        ("arm", "requests", "success", "mean", "P50", "P99", "tokens/s", "share"),
+    )
     for name, summary in summaries.items():
         ttft = summary["ttft_ms"]
         table.add_row(
             name,
             str(summary["requests"]),
-            f"{100 * summary['succeeded'] / summary['requests']:.1f}",
+            f"{summary['succeeded'] / summary['requests']:.1%}",
             f"{ttft['mean']:,.0f}",
             f"{ttft['p50']:,.0f}",
             f"{ttft['p99']:,.0f}",
             f"{summary['output_tokens_per_s']:,.0f}",
             " / ".join(str(summary["share"].get(engine, 0)) for engine in engines),
         )
+    return table
+
+
+def _table(title: str, headings: Sequence[str]) -> Table:
+    """A table whose first column is text and whose others are numbers, narrow enough for 80 columns."""
+    table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in _TEXT else "right", no_wrap=True)
     return table
 
 

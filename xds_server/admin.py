@@ -102,6 +102,7 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "lease_difference": view.lease_difference,
         "awaiting_token": view.awaiting_token,
         "outstanding_prompt_bytes": view.outstanding_prompt_bytes,
+        "prompt_bytes_sent": view.prompt_bytes_sent,
         "oldest_wait_s": view.oldest_wait_s,
         "signals": asdict(view.signals),
         "signals_age_s": view.signals_age_s,

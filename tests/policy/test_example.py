@@ -6,12 +6,13 @@ from trimtab.policy import parse_policy
 from trimtab.policy.document import Document
 from trimtab.policy.model import Rejections
 from trimtab.policy.schema import sections
+from trimtab.scoring import default_scoring
 
 
 def test_the_example_serves_and_is_short() -> None:
     policy = parse_policy(EXAMPLE, "example")
     first_part = EXAMPLE.partition("# ----")[0].splitlines()
-    meaningful = [line for line in first_part if line.strip() and not line.startswith("#")]
+    meaningful = [line for line in first_part if line.strip() and not line.strip().startswith("#")]
 
     assert policy.pools[0].serves("meta-llama/Llama-3.3-70B-Instruct")
     assert policy.pools[-1].serves("anything")
@@ -31,7 +32,8 @@ def test_every_field_is_in_it() -> None:
 
 def test_what_is_switched_off_are_the_defaults() -> None:
     full = parse_policy(FULL, "example")
-    samples = {"rejections": Rejections()}
+    pools = (full.pools[0].model_copy(update={"scoring": default_scoring()}), *full.pools[1:])
+    samples = {"rejections": Rejections(), "pools": pools}
 
     assert full.state_file == "auto"
     assert full.rejections.rules

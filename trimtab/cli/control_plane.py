@@ -179,7 +179,7 @@ class ControlPlane:
         """Publish everything, once the endpoints of every pool are known: an Envoy is never told of a pool without."""
         if not all(pool.is_located for pool in self._pools.values()):
             return
-        resources: dict[str, Mapping[str, bytes]] = {**static_resources(self._policy)}
+        resources: dict[str, Mapping[str, bytes]] = dict(static_resources(self._policy).items())
         resources[TypeUrl.RTDS] = {RUNTIME_NAME: runtime_resource(self._share.percent)}
         resources[TypeUrl.EDS] = {name: _assignment(pool.step()) for name, pool in self._pools.items()}
         self._cache.publish(resources)

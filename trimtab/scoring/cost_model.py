@@ -45,10 +45,10 @@ class CostModel:
         elif a < _LEAST_COST and attempts > 0:
             a, b = _LEAST_COST, b + (a - _LEAST_COST) * kilotokens / attempts
         self.per_kilotoken_s, self.per_attempt_s = max(a, _LEAST_COST), max(b, _LEAST_COST)
-        self._gain = (
-            ((p - u * u / scale) / _FORGET, (q - u * v / scale) / _FORGET),
-            ((q - u * v / scale) / _FORGET, (s - v * v / scale) / _FORGET),
-        )
+        (widest, _), (_, widest_b) = self._wide()
+        p, q, s = (p - u * u / scale) / _FORGET, (q - u * v / scale) / _FORGET, (s - v * v / scale) / _FORGET
+        # Forgetting what the samples do not speak of would let the uncertainty of it grow without end.
+        self._gain = ((p, q), (q, s)) if p <= widest and s <= widest_b else self._wide()
         self.samples += 1
 
     def remember(self) -> dict[str, float]:

@@ -58,11 +58,20 @@ class PredictedTtft(Law):
         costs = [self._cost(view.id, capacities[view.id] / largest) for view in pool.endpoints]
         waits = [self._predicted(view, cost) for view, cost in zip(pool.endpoints, costs, strict=True)]
         rates = [1.0 / cost.per_kilotoken_s for cost in costs]
-        poured = pour(max(self._prompt_kilotokens, self._peak_kilotokens), waits, rates)
-        total, fastest = sum(poured) or 1.0, max(rates, default=1.0)
+        free = [number for number, view in enumerate(pool.endpoints) if view.id not in pool.held]
+        work = max(self._prompt_kilotokens, self._peak_kilotokens)
+        levelled = pour(work, [waits[number] for number in free], [rates[number] for number in free])
+        # Nothing is poured over an endpoint that takes no new work: it would be lost.
+        poured = dict.fromkeys(range(len(waits)), 0.0) | dict(zip(free, levelled, strict=True))
+        total, fastest = sum(levelled) or 1.0, max(rates, default=1.0)
         return {
-            view.id: self._score(view, cost, wait, max(work / total, self._policy.floor * rate / fastest))
-            for view, cost, wait, work, rate in zip(pool.endpoints, costs, waits, poured, rates, strict=True)
+            view.id: self._score(
+                view,
+                costs[number],
+                waits[number],
+                max(poured[number] / total, self._policy.floor * rates[number] / fastest),
+            )
+            for number, view in enumerate(pool.endpoints)
         }
 
     def learn(self, sample: TokenSample) -> None:

@@ -1,0 +1,1 @@
+"""From what a law says to what Envoy gets."""

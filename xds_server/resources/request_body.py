@@ -19,7 +19,7 @@ _CONTENT_TYPES = r"(?i)\s*(application/([\w.+-]*\+)?json|application/x-www-form-
 
 
 def json_to_metadata() -> JsonToMetadata:
-    """Route by the body's `model` and `stream`. A body that is no JSON object leaves both unset."""
+    """Route by the body's `model` and `stream`. A body that is no JSON leaves both unset."""
     return JsonToMetadata(
         request_rules=JsonToMetadataMatchRules(
             allow_content_types_regex=RegexMatcher(regex=_CONTENT_TYPES),

@@ -1,0 +1,108 @@
+"""The costs that `predicted_ttft` learns, and where it pours."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.scoring.cost_model import CostModel
+from trimtab.scoring.predicted_ttft import PredictedTtft, PredictedTtftPolicy, pour
+
+A, B = EndpointId("10.0.0.1:8000"), EndpointId("10.0.0.2:8000")
+
+amounts = st.floats(0.0, 100.0)
+rates = st.floats(0.1, 50.0)
+
+
+def taught(per_kilotoken_s: float, per_attempt_s: float, samples: int, *, rng: Random) -> CostModel:
+    model = CostModel(0.1, 0.001)
+    teach(model, per_kilotoken_s, per_attempt_s, samples, rng=rng)
+    return model
+
+
+def teach(model: CostModel, per_kilotoken_s: float, per_attempt_s: float, samples: int, *, rng: Random) -> None:
+    for _ in range(samples):
+        kilotokens, attempts = rng.uniform(0.05, 8), rng.randint(1, 30)
+        truth = per_kilotoken_s * kilotokens + per_attempt_s * attempts
+        model.learn(kilotokens, attempts, truth * rng.uniform(0.9, 1.1))
+
+
+def test_costs_are_learned_within_a_few_answers() -> None:
+    model = taught(0.2, 0.004, 15, rng=Random(1))
+    assert model.predict(4, 10) == pytest.approx(0.84, rel=0.1)
+
+
+def test_an_endpoint_that_becomes_five_times_slower_is_learned_within_20_answers() -> None:
+    rng = Random(2)
+    model = taught(0.1, 0.002, 200, rng=rng)
+    teach(model, 0.5, 0.01, 20, rng=rng)
+    assert model.predict(4, 10) == pytest.approx(2.1, rel=0.2)
+
+
+def test_a_single_outlier_hardly_moves_the_costs() -> None:
+    model = taught(0.1, 0.002, 100, rng=Random(3))
+    before = model.predict(4, 10)
+    model.learn(4, 10, 60.0)
+    assert model.predict(4, 10) == pytest.approx(before, rel=0.2)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1000), st.integers(1, 1000), st.floats(0, 1000)), max_size=60))
+def test_costs_stay_above_zero_and_finite(samples: list[tuple[float, int, float]]) -> None:
+    model = CostModel(0.1, 0.001)
+    for kilotokens, attempts, ttft_s in samples:
+        model.learn(kilotokens, attempts, ttft_s)
+        assert 0 < model.per_kilotoken_s < 1e9
+        assert 0 < model.per_attempt_s < 1e9
+
+
+@given(amounts, st.lists(st.tuples(amounts, rates), min_size=1, max_size=20))
+def test_water_finds_its_level(work: float, endpoints: list[tuple[float, float]]) -> None:
+    """All that is poured is `work`; whoever gets some ends at one level, and whoever gets none is above it."""
+    waits, widths = [wait for wait, _ in endpoints], [rate for _, rate in endpoints]
+    parts = pour(work, waits, widths)
+    assert sum(parts) == pytest.approx(max(work, 1e-6), rel=1e-6)
+    wet = [wait + part / rate for wait, rate, part in zip(waits, widths, parts, strict=True) if part > 0]
+    assert all(low == pytest.approx(high, abs=1e-6) for low, high in pairwise(wet))
+    dry = [wait for wait, part in zip(waits, parts, strict=True) if part == 0]
+    assert all(wait >= max(wet) - 1e-6 for wait in dry)
+
+
+def test_little_work_goes_to_the_emptiest_and_a_burst_to_all_by_what_they_can() -> None:
+    assert pour(1, [0.0, 2.0], [10, 10]) == [1, 0]
+    assert pour(1000, [0.0, 0.0], [10, 2.5]) == pytest.approx([800, 200])
+
+
+def snapshot(*views: EndpointView, held: frozenset[EndpointId] = frozenset()) -> PoolSnapshot:
+    return PoolSnapshot("chat", 100.0, views, held)
+
+
+def test_a_silent_endpoint_gets_no_more_than_its_floor() -> None:
+    law = PredictedTtft(PredictedTtftPolicy())
+    silent = EndpointView(A, "a", 10, awaiting_token=1, outstanding_prompt_bytes=400, oldest_wait_s=30, in_flight=1)
+    scores = law.judge(snapshot(silent, EndpointView(B, "b", 1)), 100.0)
+    assert scores[A].share == pytest.approx(0.002, rel=0.01)
+    assert scores[B].share == pytest.approx(1)
+    assert scores[A].score < 10
+    assert scores[A].breakdown["silence"] > 80
+
+
+def test_nothing_is_poured_over_an_endpoint_that_takes_no_work() -> None:
+    law = PredictedTtft(PredictedTtftPolicy())
+    busy = EndpointView(B, "b", 1, outstanding_prompt_bytes=40_000, in_flight=5)
+    scores = law.judge(snapshot(EndpointView(A, "a", 10), busy, held=frozenset({A})), 100.0)
+    assert scores[B].share == pytest.approx(1)
+
+
+def test_what_was_learned_outlives_a_restart() -> None:
+    law = PredictedTtft(PredictedTtftPolicy())
+    views = (EndpointView(A, "a", 1), EndpointView(B, "b", 1))
+    law.judge(snapshot(*views), 100.0)
+    for _ in range(30):
+        law.learn(TokenSample(A, 100.0, 2.0, 4000, 4000, 1))
+    again = PredictedTtft(PredictedTtftPolicy())
+    again.recall({**law.remember(), "10.0.0.9:1": {"per_kilotoken_s": "x"}, "y": 3})
+    waiting = EndpointView(A, "a", 1, outstanding_prompt_bytes=4000, in_flight=1)
+    assert again.judge(snapshot(waiting, views[1]), 101.0) == law.judge(snapshot(waiting, views[1]), 101.0)

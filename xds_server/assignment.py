@@ -39,7 +39,10 @@ def build_assignment(cluster: str, endpoints: Sequence[EndpointWeight]) -> bytes
     by_address.sort(key=itemgetter(0, 1))
     assignment = ClusterLoadAssignment(cluster_name=cluster)
     locality = assignment.endpoints.add()
-    locality.load_balancing_weight.value = 1  # grpcio's xDS client leaves out a locality that has no weight
+    # Envoy needs neither. grpcio's xDS client refuses endpoints without a locality, be it an empty one, and
+    # ignores a locality without a weight.
+    locality.locality.SetInParent()
+    locality.load_balancing_weight.value = 1
     total, previous = 0, None
     for host, port, endpoint in by_address:
         if (host, port) == previous:

@@ -14,8 +14,13 @@ WILDCARD = "*"
 _WILDCARD_TYPES = frozenset({TypeUrl.CDS, TypeUrl.LDS})
 """An empty first request means "everything" for these types; for the others it means "nothing yet"."""
 
-_MAX_IN_FLIGHT = 64
-"""Answers awaited per type. A client that never answers must not cost memory: older ones are forgotten."""
+_MAX_UNANSWERED = 4
+"""Responses of one type that may wait for an answer. A client that is slower than the changes gets fewer and newer
+ones, where the transport alone would queue megabytes of old weights for it."""
+_PATIENCE_S = 5.0
+"""After so long an answer is no longer waited for: a client that answers nothing is still served, but slowly."""
+_MAX_REMEMBERED = 64
+"""Unanswered responses of one type that are remembered, so that such a client does not cost memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +189,8 @@ class Subscription:
         `withheld` resources stay back for now. A refused response is not repeated: resources that were
         refused in company go out one by one, so that one bad resource does not hold the good ones back.
         """
+        if self._has_enough(now):
+            return None
         fresh, suspects, absent = self._lacking(resources, withheld)
         if self._full:
             if not (fresh or absent or self._owes_answer):
@@ -239,6 +246,10 @@ class Subscription:
         held = self._held.get(name)
         return held is not None and held.sent is not None and held.accepted is None
 
+    def _has_enough(self, now: float) -> bool:
+        waiting = sum(now - response.push.at < _PATIENCE_S for response in self._in_flight.values())
+        return waiting >= _MAX_UNANSWERED
+
     def _wanted(self, resources: Mapping[str, Resource]) -> list[str]:
         return sorted(resources.keys() | self._held.keys() | self._names if self._wildcard else self._names)
 
@@ -265,7 +276,7 @@ class Subscription:
         self._nonces += 1
         push = Push(self.type_url, str(self._nonces), version, now, tuple(resources), tuple(fresh), tuple(removed))
         self._in_flight[push.nonce] = _InFlight(push, tuple(self._held[resource.name] for resource in resources))
-        if len(self._in_flight) > _MAX_IN_FLIGHT:
+        if len(self._in_flight) > _MAX_REMEMBERED:
             del self._in_flight[next(iter(self._in_flight))]
         return push
 

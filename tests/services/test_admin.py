@@ -125,6 +125,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "lease_difference": 0,
                         "awaiting_token": 0,
                         "outstanding_prompt_bytes": 0,
+                        "prompt_bytes_sent": 0,
                         "oldest_wait_s": 0.0,
                         "signals": {
                             "waiting": 2,

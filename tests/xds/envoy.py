@@ -29,11 +29,7 @@ layered_runtime:
     rtds_layer:
       name: layer
       rtds_config: {{ads: {{}}, resource_api_version: V3, initial_fetch_timeout: 2s}}
-cluster_manager:
-  load_stats_config:
-    api_type: GRPC
-    transport_api_version: V3
-    grpc_services: [{{envoy_grpc: {{cluster_name: xds}}}}]
+{load_reports}
 static_resources:
   clusters:
   - name: xds
@@ -53,9 +49,24 @@ static_resources:
 """
 
 
+_LOAD_REPORTS = """
+cluster_manager:
+  load_stats_config:
+    api_type: GRPC
+    transport_api_version: V3
+    grpc_services: [{envoy_grpc: {cluster_name: xds}}]
+"""
+
+
 @asynccontextmanager
 async def envoy(
-    node: str, xds_port: int, directory: Path, *, delta: bool, strict: bool = False
+    node: str,
+    xds_port: int,
+    directory: Path,
+    *,
+    delta: bool,
+    strict: bool = False,
+    load_reports: bool = True,
 ) -> AsyncIterator[EnvoyProcess]:
     """A running Envoy. A `strict` one refuses resources with deprecated fields, which others accept."""
     own = directory / node
@@ -67,6 +78,7 @@ async def envoy(
         api_type="DELTA_GRPC" if delta else "GRPC",
         port=xds_port,
         strict=str(strict).lower(),
+        load_reports=_LOAD_REPORTS if load_reports else "",
     )
     process = EnvoyProcess(bootstrap, f"unix:{admin}", own)
     try:

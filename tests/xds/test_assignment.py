@@ -31,9 +31,11 @@ def test_it_says_what_it_was_given() -> None:
     assert read(body) == {"10.0.0.1 8000": (250, False), "::1 8001": (1, True)}
 
 
-def test_the_locality_has_a_weight_or_grpcio_leaves_it_out() -> None:
+def test_the_locality_is_complete_or_grpcio_would_not_use_it() -> None:
     message = ClusterLoadAssignment.FromString(build_assignment("pool", [EndpointWeight("10.0.0.1", 8000, 1)]))
-    assert [locality.load_balancing_weight.value for locality in message.endpoints] == [1]
+    (locality,) = message.endpoints
+    assert locality.HasField("locality")
+    assert locality.load_balancing_weight.value == 1
 
 
 def test_a_pool_without_endpoints_is_an_assignment_too() -> None:

@@ -93,13 +93,13 @@ async def test_a_client_that_does_not_read_delays_nobody_and_is_not_queued_for(k
             while blocked.outbox:
                 await call.write(blocked.outbox.popleft())
             await until(lambda: TypeUrl.EDS in [push.type_url for push in quick.received])
-            for weight in range(2, 402):
+            for weight in range(2, 52):
                 body = thousand(weight)
                 server.cache.assign("a", body)
                 await until(lambda body=body: quick.has[TypeUrl.EDS]["a"] == body)
             while blocked.has[TypeUrl.EDS].get("a") != body:
                 blocked.take(await call.read())
-        assert len(blocked.received) < 250, "most of the 400 were never queued"
+        assert len(blocked.received) <= 7, "of 50 changes it got the first few and the last"
 
 
 async def test_big_messages_pass_in_both_directions() -> None:

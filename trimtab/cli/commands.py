@@ -14,6 +14,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from trimtab.cli.errors import UserError
 from trimtab.policy import example_policy, json_schema, load_policy
 
 app = typer.Typer(
@@ -144,7 +145,10 @@ def demo(
     from trimtab.cli.demo import run as demo_run
     from trimtab.sim.trace import bundled_trace, load_trace
 
-    requests = load_trace(trace) if trace is not None else bundled_trace("azure23_conv")
+    try:
+        requests = load_trace(trace) if trace is not None else bundled_trace("azure23_conv")
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}") from None
     names = demo_run.known_arms(arms)
 
     async def main() -> None:

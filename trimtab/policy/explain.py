@@ -15,14 +15,19 @@ from trimtab.policy.words import quoted, shown, unit, without_unit
 from trimtab.strict import FlawedError
 
 _NUMBER = re.compile(r"[-+]?[0-9_]*\.?[0-9_]+(?:e[-+]?[0-9]+)?", re.IGNORECASE)
+_LIKE = 0.7
 _WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-\s]")
 
 
 def explain(error: ValidationError, document: Document) -> Iterator[Problem]:
     """All that `error` says of `document`. What belongs at a place is read from the JSON Schema."""
-    for details in error.errors(include_url=False):
+    found = error.errors(include_url=False)
+    meant = {place for details in found if details["type"] == "extra_forbidden" for place in _meant(details["loc"])}
+    for details in found:
         path, schema = at(details["loc"])
-        yield from _problems(details, path, schema, document)
+        # A required key that is misspelt is one mistake, not two.
+        if details["type"] != "missing" or path not in meant:
+            yield from _problems(details, path, schema, document)
 
 
 def _problems(details: ErrorDetails, path: Path, schema: Schema, document: Document) -> Iterator[Problem]:
@@ -82,15 +87,28 @@ def _misfit(value: Any, path: Path, schema: Schema, document: Document) -> str:
             return f"{must_be}, not {shown(value)}"
 
 
-def _unknown_key(key: str, section: Schema) -> str:
-    """What a key that `section` does not have was probably meant to be."""
+def _meant(location: tuple[str | int, ...]) -> Iterator[Path]:
+    """The place that an unknown key was probably meant to be, if it is like one."""
+    path, section = at(location[:-1])
+    _, best, likeness = _nearest(str(location[-1]), section)
+    if likeness >= _LIKE:
+        yield (*path, best)
+
+
+def _nearest(key: str, section: Schema) -> tuple[str, str, float]:
+    """A key in our way of writing, the key of `section` that is most like it, and how like (0 to 1)."""
     meant = _WORD_BREAK.sub("_", key).lower()
     best = max(section["properties"], key=lambda name: _likeness(meant, name))
-    likeness = _likeness(meant, best)
+    return meant, best, _likeness(meant, best)
+
+
+def _unknown_key(key: str, section: Schema) -> str:
+    """What a key that `section` does not have was probably meant to be."""
+    meant, best, likeness = _nearest(key, section)
     homes = dict.fromkeys(home.title for home in sections() if key in home.schema["properties"])
     if likeness < 1 and homes:
         return f"unknown key here: it belongs to {' or '.join(homes)}"
-    if likeness < 0.7:
+    if likeness < _LIKE:
         return f"unknown key; the keys here are {', '.join(section['properties'])}"
     measure = f", in {unit(best)}" if unit(best) != unit(meant) else ""
     return f"unknown key; did you mean {quoted(best)}{measure}?"

@@ -29,7 +29,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0, what: str = "") -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
     """Wait for `condition()` to be true. Raises AssertionError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():

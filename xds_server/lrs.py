@@ -46,7 +46,7 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
         lrs_pb2_grpc.add_LoadReportingServiceServicer_to_server(self, server)
 
     def close(self) -> None:
-        """End every stream in good order, so that the server can stop at once."""
+        """End every stream, so that the server can stop at once."""
         self._closed.set()
 
     async def StreamLoadStats(
@@ -70,7 +70,7 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
         finally:
             if node:
                 self._nodes.discard(node)
-                self._hand_over([_idle(node, endpoint, time.time()) for endpoint in sorted(busy)])
+                self._hand_over(self._idle(node, busy, time.time()))
 
     def _enter(self, node_id: str) -> str:
         """A name that no other open stream has: the gauges of two Envoys must not overwrite each other."""
@@ -88,7 +88,7 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
         now = time.time()
         loads = list(self._loads(node, report, now))
         seen = {(load.pool, load.address) for load in loads}
-        self._hand_over(loads + [_idle(node, endpoint, now) for endpoint in sorted(busy - seen)])
+        self._hand_over(loads + self._idle(node, busy - seen, now))
         return {(load.pool, load.address) for load in loads if load.in_flight}
 
     def _loads(self, node: str, report: LoadStatsRequest, now: float) -> Iterator[LoadReported]:
@@ -111,14 +111,16 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
                         failed=stats.total_error_requests,
                     )
 
+    def _idle(self, node: str, endpoints: set[_Endpoint], now: float) -> list[LoadReported]:
+        return [
+            LoadReported(now, pool, address, node, in_flight=0, issued=0, succeeded=0, failed=0)
+            for pool, address in sorted(endpoints)
+            if self._is_pool(pool)  # it may be gone since the last report
+        ]
+
     def _hand_over(self, loads: list[LoadReported]) -> None:
         if loads:
             self._on_load(loads)
-
-
-def _idle(node: str, endpoint: _Endpoint, now: float) -> LoadReported:
-    pool, address = endpoint
-    return LoadReported(now, pool, address, node, in_flight=0, issued=0, succeeded=0, failed=0)
 
 
 def _address(address: Address) -> str | None:

@@ -196,8 +196,10 @@ class Subscription:
             if not (fresh or absent or self._owes_answer):
                 return None
             return self._push(now, self._present(resources) + self._leaving(resources), fresh, absent)
-        if fresh or absent or self._owes_answer:
-            return self._push(now, fresh, fresh, absent)
+        if absent:  # alone, since it would be refused together with whatever came with it
+            return self._push(now, [], [], absent)
+        if fresh or self._owes_answer:
+            return self._push(now, fresh, fresh, [])
         return self._push(now, suspects[:1], suspects[:1], []) if suspects else None
 
     def _lacking(
@@ -242,9 +244,11 @@ class Subscription:
         )
 
     def awaits(self, name: str) -> bool:
-        """Whether the client was sent this name and has not accepted any version of it yet."""
+        """Whether the client wants this name and has neither accepted nor refused any version of it yet."""
+        if not self._wildcard and name not in self._names:
+            return False
         held = self._held.get(name)
-        return held is not None and held.sent is not None and held.accepted is None
+        return held is None or (held.accepted is None and not held.refused)
 
     def _has_enough(self, now: float) -> bool:
         waiting = sum(now - response.push.at < _PATIENCE_S for response in self._in_flight.values())

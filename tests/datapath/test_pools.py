@@ -167,7 +167,7 @@ async def test_an_engine_that_never_answers_is_a_time_out_and_no_fault_of_its_co
     await until(lambda: rig.seen(AttemptEnded, answer.request_id))
     (end,) = rig.seen(AttemptEnded, answer.request_id)
     assert (end.outcome, end.status) == (Outcome.ABORTED, 0)
-    assert 0.5 < end.at - end.started_at < 1.4
+    assert 0.5 < end.at - end.started_at < 5
 
 
 @pytest.mark.parametrize("do", ["silent", "long"])

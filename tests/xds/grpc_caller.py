@@ -10,7 +10,7 @@ def main() -> None:
         who = channel.unary_unary("/test.Echo/Who")
         while True:
             try:
-                answer = who(b"", timeout=1, wait_for_ready=True).decode()
+                answer = who(b"", timeout=10, wait_for_ready=True).decode()
             except grpc.RpcError as error:
                 answer = f"failed: {error.code().name}"
             print(answer, flush=True)

@@ -48,9 +48,9 @@ class Tally(XdsEvents):
 class XdsServer:
     """ADS and LRS for one cache."""
 
-    def __init__(self, epoch: str = "e1") -> None:
+    def __init__(self, epoch: str = "e1", tally: Tally | None = None) -> None:
         self.cache = SnapshotCache(epoch)
-        self.tally = Tally()
+        self.tally = tally or Tally()
         self.loads: list[LoadReported] = []
         self.ads = AdsService(self.cache, self.tally)
         self.lrs = LrsService(self._loaded, is_pool=lambda name: name != "xds", interval_s=0.1)

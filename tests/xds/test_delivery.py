@@ -543,13 +543,14 @@ def test_a_client_that_never_answers_is_served_slowly_and_costs_no_memory(varian
     client = variant.new_client()
     endpoints = client.subscriptions[TypeUrl.EDS]
     endpoints.want_exactly(["a"])
-    assert cache.snapshot is not None
+    sent = []
     for second in range(1_000):
         cache.assign("a", make.weights("a", {8001: 10 + second}))
-        client.next_push(cache.snapshot, float(second))
-    sent = [response.push.at for response in endpoints._in_flight.values()]
-    assert len(sent) == 64
-    assert sent[-5:] == [990.0, 995.0, 996.0, 997.0, 998.0] or sent[-1] >= 995.0
+        assert cache.snapshot is not None
+        if client.next_push(cache.snapshot, float(second)):
+            sent.append(second)
+    assert len(endpoints._in_flight) == 64
+    assert sum(at >= 500 for at in sent) == 400, "four in five seconds"
 
 
 async def test_only_the_first_request_has_to_name_the_node(stage: Stage) -> None:

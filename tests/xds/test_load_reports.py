@@ -64,7 +64,8 @@ class Desk:
 
     def __init__(self) -> None:
         self.batches: list[list[LoadReported]] = []
-        self.service = LrsService(self._take, is_pool={"pool", "other"}.__contains__)
+        self.pools = {"pool", "other"}
+        self.service = LrsService(self._take, is_pool=self.pools.__contains__)
 
     def _take(self, loads: Sequence[LoadReported]) -> None:
         self.batches.append(list(loads))
@@ -126,6 +127,16 @@ async def test_the_end_of_a_stream_leaves_nothing_in_flight() -> None:
     )
     await reporter.hang_up()
     assert desk.last() == {"n1 pool 10.0.0.1:8000": 0, "n1 other 10.0.0.1:8000": 0}
+
+
+async def test_a_pool_that_is_gone_is_not_reported_any_more() -> None:
+    desk = Desk()
+    reporter = Reporter(desk.service, "n1")
+    await reporter.report(pool={"10.0.0.1 8000": (3, 3, 0, 0)}, other={"10.0.0.1 8000": (1, 1, 0, 0)})
+    desk.pools.discard("other")
+    await reporter.report(other={"10.0.0.1 8000": (1, 0, 0, 0)})
+    assert desk.last() == {"n1 pool 10.0.0.1:8000": 0}
+    await reporter.hang_up()
 
 
 async def test_a_stream_that_is_cancelled_leaves_nothing_in_flight() -> None:

@@ -80,7 +80,8 @@ def _watch() -> ExternalProcessor:
         stat_prefix=Role.WATCH,
         observability_mode=True,  # the answer never waits for the service
         failure_mode_allow=True,  # needed in observability mode too: without it a dead service cuts answers
-        deferred_close_timeout=timedelta(milliseconds=200),
+        # An answer may end before the service has read its beginning; only then does the stream last so long.
+        deferred_close_timeout=timedelta(seconds=1),
         processing_mode=_mode(ProcessingModeBodySendMode.STREAMED),
         response_attributes=_ATTRIBUTES,
     )

@@ -41,7 +41,7 @@ class Reporter:
     news.
 
     `target` is the control plane's gRPC address (`host:port` or `unix:/path`), `observer` the name of
-    this process; `watched` and `cpu_seconds` are counters since its start that go with every message.
+    this process; `watched`, `faults` and `cpu_seconds` are counters since its start that go with every message.
     Everything runs on one event loop; `report` is to be called on it.
     """
 
@@ -52,6 +52,7 @@ class Reporter:
         *,
         on_states: Callable[[pb.PoolStates], None] = lambda states: None,
         watched: Callable[[], int] = lambda: 0,
+        faults: Callable[[], int] = lambda: 0,
         cpu_seconds: Callable[[], float] = time.process_time,
         capacity: int = 65_536,
         rng: random.Random | None = None,
@@ -60,6 +61,7 @@ class Reporter:
         self._observer = observer
         self._on_states = on_states
         self._watched = watched
+        self._faults = faults
         self._cpu_seconds = cpu_seconds
         self._capacity = capacity
         self._rng = rng or random.Random()
@@ -190,6 +192,7 @@ class Reporter:
             dropped=self._dropped,
             cpu_seconds=self._cpu_seconds(),
             watched=self._watched(),
+            faults=self._faults(),
             run=self._run_id,
             first=self._next,
         )

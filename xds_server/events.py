@@ -18,7 +18,10 @@ class XdsEvents:
         """A response with so many resources was handed to the transport."""
 
     def acked(self, node: str, type_url: str, version: str, seconds: float) -> None:
-        """The client has accepted a response, so long after it was sent."""
+        """The client has accepted a response, so long after it was sent.
+
+        A client may answer several responses with one: then only the last of them is told.
+        """
 
     def nacked(self, node: str, type_url: str, version: str, reason: str) -> None:
         """The client has refused a response, and keeps what it had. `reason` is one line."""

@@ -43,7 +43,7 @@ class FeedbackService(FeedbackServicer):
     """Serves `Feedback.Exchange` to any number of observers.
 
     `on_observations` gets every observation once and in order per observer. `on_usage(observer,
-    cpu_seconds, watched, dropped)` gets the counters of an observer's process, at least twice a second;
+    cpu_seconds, watched, dropped, faults)` gets the counters of an observer's process, at least twice a second;
     `dropped` includes observations that came malformed. Everything runs on the event loop of the
     `grpc.aio` server.
     """
@@ -51,7 +51,7 @@ class FeedbackService(FeedbackServicer):
     def __init__(
         self,
         on_observations: Callable[[Sequence[Observation]], None],
-        on_usage: Callable[[str, float, int, int], None],
+        on_usage: Callable[[str, float, int, int, int], None],
     ) -> None:
         self._on_observations = on_observations
         self._on_usage = on_usage
@@ -120,7 +120,7 @@ class FeedbackService(FeedbackServicer):
                 self._on_observations(observations)
             if math.isfinite(batch.cpu_seconds):
                 lost = batch.dropped + observer.malformed
-                self._on_usage(batch.observer, batch.cpu_seconds, batch.watched, lost)
+                self._on_usage(batch.observer, batch.cpu_seconds, batch.watched, lost, batch.faults)
         except Exception:
             logger.exception("a batch of %s was not taken in", batch.observer)
         return observer.received

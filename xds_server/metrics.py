@@ -71,7 +71,7 @@ class Metrics(XdsEvents):
         self._now = now
         self._pools: dict[str, _Pool] = {}
         self._first_tokens = FirstTokens()
-        self._observers: dict[str, tuple[float, int, int]] = {}
+        self._observers: dict[str, tuple[float, int, int, int]] = {}
         self._connected_at: dict[str, float] = {}
         self._observed_at: dict[str, float] = {}  # the first observation of a pool since its last step
         self._turn: _Turn | None = None
@@ -109,13 +109,13 @@ class Metrics(XdsEvents):
         if decision.changed and observed_at is not None:
             self._turn = _Turn(observed_at, self._now())
 
-    def observer(self, observer: str, cpu_seconds: float, watched: int, dropped: int) -> None:
+    def observer(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
         """The counters of an observing process since its start; one that falls has begun anew."""
-        last = self._observers.pop(observer, (0.0, 0, 0))
-        self._observers[observer] = (cpu_seconds, watched, dropped)
+        last = self._observers.pop(observer, (0.0, 0, 0, 0))
+        self._observers[observer] = (cpu_seconds, watched, dropped, faults)
         if len(self._observers) > _OBSERVERS_MAX:
             del self._observers[next(iter(self._observers))]
-        counters = (self._observation_cpu, self._watched, self._dropped)
+        counters = (self._observation_cpu, self._watched, self._dropped, self._faults.labels("observation"))
         for counter, value, before in zip(counters, self._observers[observer], last, strict=True):
             counter.inc(value - before if value >= before else value)
 
@@ -342,7 +342,7 @@ class Metrics(XdsEvents):
         )
         self._faults = Counter(
             "trimtab_faults",
-            "Failures inside the control plane that were caught, by part.",
+            "Failures of our own that were caught, by part.",
             ("part",),
             registry=registry,
         )

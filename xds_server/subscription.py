@@ -14,9 +14,11 @@ WILDCARD = "*"
 _WILDCARD_TYPES = frozenset({TypeUrl.CDS, TypeUrl.LDS})
 """An empty first request means "everything" for these types; for the others it means "nothing yet"."""
 
+_PACED_TYPES = frozenset({TypeUrl.EDS, TypeUrl.RTDS})
 _MAX_UNANSWERED = 4
-"""Responses of one type that may wait for an answer. A client that is slower than the changes gets fewer and newer
-ones, where the transport alone would queue megabytes of old weights for it."""
+"""Responses of a paced type that may wait for an answer. These types change several times a second; a client that is
+slower than that gets fewer and newer responses, where the transport alone would queue megabytes of old weights.
+Clusters are never held back so: Envoy answers them only when all are warm, which may take a further change."""
 _PATIENCE_S = 5.0
 """After so long an answer is no longer waited for: a client that answers nothing is still served, but slowly."""
 _MAX_REMEMBERED = 64
@@ -251,6 +253,8 @@ class Subscription:
         return held is None or (held.accepted is None and not held.refused)
 
     def _has_enough(self, now: float) -> bool:
+        if self.type_url not in _PACED_TYPES:
+            return False
         waiting = sum(now - response.push.at < _PATIENCE_S for response in self._in_flight.values())
         return waiting >= _MAX_UNANSWERED
 

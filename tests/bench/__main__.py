@@ -1,4 +1,4 @@
-"""Every benchmark in one run: `make bench`. They print ratios within the run; the machine's own speed is not the point."""
+"""Every benchmark in one run: `make bench`. They print ratios within the run, for machines differ."""
 
 import platform
 import runpy

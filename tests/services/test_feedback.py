@@ -51,15 +51,15 @@ class Plane:
 
     def __init__(self) -> None:
         self.observations: list[Observation] = []
-        self.usage: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
+        self.usage: dict[str, list[tuple[float, int, int, int]]] = defaultdict(list)
         self.service = FeedbackService(self.take, self.note)
         self.target = ""
 
     def take(self, observations: Sequence[Observation]) -> None:
         self.observations.extend(observations)
 
-    def note(self, observer: str, cpu_seconds: float, watched: int, dropped: int) -> None:
-        self.usage[observer].append((cpu_seconds, watched, dropped))
+    def note(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
+        self.usage[observer].append((cpu_seconds, watched, dropped, faults))
 
     @property
     def ids(self) -> list[int]:
@@ -126,11 +126,11 @@ async def test_a_batch_waits_for_company_but_not_for_long(plane: Plane) -> None:
 
 
 async def test_counters_come_without_observations(plane: Plane) -> None:
-    async with reporting(plane.target, watched=lambda: 7, cpu_seconds=lambda: 1.5):
+    async with reporting(plane.target, watched=lambda: 7, faults=lambda: 2, cpu_seconds=lambda: 1.5):
         began = time.monotonic()
         await until(lambda: len(plane.usage["o"]) >= 3)
         assert time.monotonic() - began < 5
-    assert set(plane.usage["o"]) == {(1.5, 7, 0)}
+    assert set(plane.usage["o"]) == {(1.5, 7, 0, 2)}
 
 
 async def test_a_full_buffer_drops_the_oldest_and_counts(plane: Plane) -> None:
@@ -225,7 +225,7 @@ async def test_garbage_is_dropped_and_counted(plane: Plane) -> None:
         assert (await call.read()).received == 3
         await call.done_writing()
     assert plane.ids == [3]
-    assert plane.usage["o"] == [(0.0, 0, 2)]
+    assert plane.usage["o"] == [(0.0, 0, 2, 0)]
 
 
 async def test_repeated_observations_are_taken_in_once(plane: Plane) -> None:

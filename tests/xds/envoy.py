@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.harness import EnvoyProcess
 
 _BOOTSTRAP = """
-node: {{id: {node}, cluster: test}}
+node: {{id: "{node}", cluster: test}}
 admin: {{address: {{pipe: {{path: "{admin}"}}}}}}
 dynamic_resources:
   ads_config:

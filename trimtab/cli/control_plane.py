@@ -125,10 +125,10 @@ class ControlPlane:
                 pool.controller.observe(now, of_pool)
         self.metrics.observe(observations)
 
-    def take_usage(self, observer: str, cpu_seconds: float, watched: int, dropped: int) -> None:
+    def take_usage(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
         """Take in the counters of one observing process, each since its start."""
         self._usage[observer] = (cpu_seconds, watched)
-        self.metrics.observer(observer, cpu_seconds, watched, dropped)
+        self.metrics.observer(observer, cpu_seconds, watched, dropped, faults)
 
     async def reload(self) -> None:
         """Read the policy file if it has changed; a bad one is said, and the last good one stays in force."""

@@ -61,12 +61,12 @@ class Observers:
 
 
 @asynccontextmanager
-async def usage_told(observers: Observers, take_usage: Callable[[str, float, int, int], None]) -> AsyncIterator[None]:
+async def usage_told(observers: Observers, take_usage: Callable[[str, float, int, int, int], None]) -> AsyncIterator[None]:
     """Tell a control plane in this process, twice a second, what observing costs."""
 
     async def tell() -> None:
         while True:
-            take_usage("local", time.process_time(), observers.watched, 0)
+            take_usage("local", time.process_time(), observers.watched, 0, observers.faults)
             await asyncio.sleep(_USAGE_PERIOD_S)
 
     task = asyncio.create_task(tell(), name="usage")

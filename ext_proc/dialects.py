@@ -84,9 +84,7 @@ class Interpreter:
             case "message_start":
                 message = event.get("message")
                 content = message.get("content") if isinstance(message, dict) else None
-                return Meaning(
-                    token=isinstance(content, list) and any(self._has_text(block) for block in content)
-                )
+                return Meaning(token=isinstance(content, list) and any(self._has_text(block) for block in content))
             case "message_stop" | "response.completed" | "response.incomplete":
                 return Meaning(done=True)
             case "error" | "response.failed":

@@ -31,9 +31,7 @@ def to_proto(observation: Observation) -> pb.Observation:
     match observation:
         case AttemptStarted():
             what = pb.Observation(
-                started=pb.AttemptStarted(
-                    prompt_bytes=observation.prompt_bytes, streamed=observation.streamed
-                )
+                started=pb.AttemptStarted(prompt_bytes=observation.prompt_bytes, streamed=observation.streamed)
             )
         case FirstToken():
             what = pb.Observation(first_token=pb.FirstToken())
@@ -139,9 +137,7 @@ def from_proto(message: pb.Observation) -> Observation | None:
             mean_gap_s = read.mean_gap_s if read.HasField("mean_gap_s") else None
             max_gap_s = read.max_gap_s if read.HasField("max_gap_s") else None
             late = _VERDICT_OF.get(read.verdict) if read.HasField("verdict") else None
-            if not (_is_time(mean_gap_s) and _is_time(max_gap_s)) or (
-                late is None and read.HasField("verdict")
-            ):
+            if not (_is_time(mean_gap_s) and _is_time(max_gap_s)) or (late is None and read.HasField("verdict")):
                 return None
             return StreamRead(
                 at,

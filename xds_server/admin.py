@@ -28,9 +28,7 @@ _PAGES = {
 Json = dict[str, Any]
 
 
-def admin_app(
-    state: AdminState, metrics: Metrics, *, now: Callable[[], float] = time.time
-) -> web.Application:
+def admin_app(state: AdminState, metrics: Metrics, *, now: Callable[[], float] = time.time) -> web.Application:
     """The pages, as an application to be served on the policy's `services.admin`. `now` is Unix seconds."""
 
     async def index(request: web.Request) -> web.Response:

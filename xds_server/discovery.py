@@ -70,9 +70,7 @@ class Discovery:
     def update(self, policy: Policy) -> None:
         """Take the endpoints of a (new) policy. What is already known of its names stays."""
         self._pools = policy.pools
-        wanted = {
-            host for pool in self._pools for host, _ in map(_split, pool.endpoints) if _literal(host) is None
-        }
+        wanted = {host for pool in self._pools for host, _ in map(_split, pool.endpoints) if _literal(host) is None}
         for host in self._hosts.keys() - wanted:
             self._hosts.pop(host).task.cancel()
         for host in wanted - self._hosts.keys():
@@ -108,9 +106,7 @@ class Discovery:
                 failures += 1
             host.tried = True
             self._publish()
-            pause = (
-                min(_FIRST_RETRY_S * 2 ** min(failures - 1, 10), _LONGEST_RETRY_S) if failures else _PERIOD_S
-            )
+            pause = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 10), _LONGEST_RETRY_S) if failures else _PERIOD_S
             await asyncio.sleep(pause * self._rng.uniform(0.8, 1.2))
 
     async def _look_up(self, name: str) -> tuple[Sequence[str], str]:

@@ -153,13 +153,7 @@ class Metrics(XdsEvents):
         self._pushed_bytes.labels(kind).inc(size_bytes)
         turn, connected_at = self._turn, self._connected_at.get(node)
         # An Envoy that came after the decision is sent old news, which says nothing of the loop.
-        if (
-            kind == "EDS"
-            and turn
-            and node not in turn.told
-            and connected_at
-            and connected_at <= turn.decided_at
-        ):
+        if kind == "EDS" and turn and node not in turn.told and connected_at and connected_at <= turn.decided_at:
             turn.told.add(node)
             self._unacked[node] = turn
 
@@ -295,9 +289,7 @@ class Metrics(XdsEvents):
         self._pushed_resources = Counter(
             "trimtab_xds_pushed_resources", "Resources sent, by type.", ("type",), registry=registry
         )
-        self._pushed_bytes = Counter(
-            "trimtab_xds_pushed_bytes", "Bytes sent, by type.", ("type",), registry=registry
-        )
+        self._pushed_bytes = Counter("trimtab_xds_pushed_bytes", "Bytes sent, by type.", ("type",), registry=registry)
         self._acks = Counter(
             "trimtab_xds_acks", "Responses that an Envoy has accepted, by type.", ("type",), registry=registry
         )
@@ -321,9 +313,7 @@ class Metrics(XdsEvents):
         self._observation_cpu = Counter(
             "trimtab_observation_cpu_seconds", "CPU time used by observing processes.", registry=registry
         )
-        self._watched = Counter(
-            "trimtab_attempts_watched", "Streamed answers that were watched.", registry=registry
-        )
+        self._watched = Counter("trimtab_attempts_watched", "Streamed answers that were watched.", registry=registry)
         self._dropped = Counter(
             "trimtab_observations_dropped",
             "Observations lost to a full buffer, or dropped because they were malformed.",

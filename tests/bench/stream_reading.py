@@ -43,9 +43,7 @@ def _responses(i: int) -> bytes:
 
 def _anthropic(i: int) -> bytes:
     delta = {"type": "text_delta", "text": f" word{i}"}
-    return b"event: content_block_delta\n" + _event(
-        {"type": "content_block_delta", "index": 0, "delta": delta}
-    )
+    return b"event: content_block_delta\n" + _event({"type": "content_block_delta", "index": 0, "delta": delta})
 
 
 def _event(document: object) -> bytes:

@@ -39,11 +39,7 @@ def script(request: web.Request, body: bytes) -> Step:
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 @pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.soak)])
-async def test_envoy_outlives_every_body(
-    count: int, concurrency: int, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if count > 200 and "soak" not in request.config.option.markexpr:
-        pytest.skip("a long run: pytest -m soak")
+async def test_envoy_outlives_every_body(count: int, concurrency: int, tmp_path: Path) -> None:
     rng = random.Random(count + concurrency)
     waiting = asyncio.Semaphore(AT_ONCE)
     async with running(

@@ -91,9 +91,7 @@ ANSWERS = [
     Answer(4, 429, "", UNKNOWN),
     Answer(4, 429, openai("Too many requests", None, 429), UNKNOWN),
     Answer(5, 500, openai("EngineCore encountered an issue. See", "InternalServerError", 500), UNAVAILABLE),
-    Answer(
-        5, 500, openai("cannot schedule new futures after shutdown", "InternalServerError", 500), DRAINING
-    ),
+    Answer(5, 500, openai("cannot schedule new futures after shutdown", "InternalServerError", 500), DRAINING),
     Answer(5, 200, openai("EngineCore encountered an issue. See", "InternalServerError", 500), UNAVAILABLE),
     # SGLang
     Answer(6, 503, flat("The request queue is full.", "503", 503), SATURATED),
@@ -123,9 +121,7 @@ ANSWERS = [
         {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}},
         UNAVAILABLE,
     ),
-    Answer(
-        15, 503, {"error": "server busy, please try again.  maximum pending requests exceeded"}, SATURATED
-    ),
+    Answer(15, 503, {"error": "server busy, please try again.  maximum pending requests exceeded"}, SATURATED),
     Answer(15, 503, openai("server busy, please try again", "api_error", None), SATURATED),
     Answer(15, 503, anthropic("overloaded_error", "..."), SATURATED),
     Answer(16, 503, flat("...", "server_error", 503), UNAVAILABLE),
@@ -156,25 +152,17 @@ ANSWERS = [
     Answer(
         22,
         429,
-        openai(
-            "No deployments available for selected model, Try again in 5 seconds", "rate_limit_error", "429"
-        ),
+        openai("No deployments available for selected model, Try again in 5 seconds", "rate_limit_error", "429"),
         SATURATED,
         {"retry-after": "5"},
     ),
     Answer(22, 429, openai("...", "all_deployments_in_cooldown", "429"), SATURATED),
-    Answer(
-        23, 503, openai("Worker at capacity: 100", "overloaded_error", "503"), SATURATED, {"retry-after": "1"}
-    ),
+    Answer(23, 503, openai("Worker at capacity: 100", "overloaded_error", "503"), SATURATED, {"retry-after": "1"}),
     # OpenAI
-    Answer(
-        24, 429, openai("Rate limit reached for m", "tokens", "rate_limit_exceeded"), QUOTA, _OPENAI_LIMITS
-    ),
+    Answer(24, 429, openai("Rate limit reached for m", "tokens", "rate_limit_exceeded"), QUOTA, _OPENAI_LIMITS),
     Answer(24, 429, openai("...", "requests", None), QUOTA),
     Answer(24, 429, openai("...", None, "rate_limit_exceeded"), QUOTA),
-    Answer(
-        24, 429, openai("...", None, None), QUOTA, {**_OPENAI_LIMITS, "x-ratelimit-remaining-tokens": "0"}
-    ),
+    Answer(24, 429, openai("...", None, None), QUOTA, {**_OPENAI_LIMITS, "x-ratelimit-remaining-tokens": "0"}),
     *(
         Answer(25, 429, openai("...", kind, code), QUOTA)
         for kind, code in [
@@ -199,9 +187,7 @@ ANSWERS = [
     Answer(
         28,
         429,
-        openai(
-            "Your request exceeded token rate limit of your tier. Please retry after 6 seconds.", None, "429"
-        ),
+        openai("Your request exceeded token rate limit of your tier. Please retry after 6 seconds.", None, "429"),
         QUOTA,
         {"retry-after": "6", "retry-after-ms": "5900", "x-ratelimit-remaining-tokens": "0"},
     ),
@@ -237,12 +223,8 @@ ANSWERS = [
             google(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'generate'"),
         )
     ),
-    Answer(
-        33, 429, google(429, "RESOURCE_EXHAUSTED", "Resource exhausted. Please try again later."), UNKNOWN
-    ),
-    Answer(
-        34, 503, google(503, "UNAVAILABLE", "The model is overloaded. Please try again later."), SATURATED
-    ),
+    Answer(33, 429, google(429, "RESOURCE_EXHAUSTED", "Resource exhausted. Please try again later."), UNKNOWN),
+    Answer(34, 503, google(503, "UNAVAILABLE", "The model is overloaded. Please try again later."), SATURATED),
     # Gateways
     Answer(
         35,

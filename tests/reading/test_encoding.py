@@ -95,9 +95,7 @@ def test_an_empty_body_is_empty(coding: str) -> None:
     assert Decoder(coding).feed(b"", 1000) == b""
 
 
-@pytest.mark.parametrize(
-    "coding", ["compress", "gzip, foo", "utf-8", "*", "gzip;q=1", ",".join(["gzip"] * 5)]
-)
+@pytest.mark.parametrize("coding", ["compress", "gzip, foo", "utf-8", "*", "gzip;q=1", ",".join(["gzip"] * 5)])
 def test_an_unknown_coding_is_said(coding: str) -> None:
     with pytest.raises(UnknownCoding):
         Decoder(coding)

@@ -128,8 +128,7 @@ def test_a_code_of_any_type(code: str, text: str | None) -> None:
 
 def test_a_cut_body_keeps_its_telling_fields() -> None:
     whole = (
-        b'{"type":"error","error":{"message":"The \\"engine\\" is busy",'
-        b'"type":"overloaded_error","code":503,"more":"'
+        b'{"type":"error","error":{"message":"The \\"engine\\" is busy","type":"overloaded_error","code":503,"more":"'
     )
     error = read_error_body(whole + b"x" * 70_000)
     assert error.value("type") == "overloaded_error"

@@ -223,9 +223,7 @@ def test_the_cap_is_the_callers() -> None:
 @settings(deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(
-            ["retry-after", "retry-after-ms", "x-ratelimit-reset", "ratelimit-remaining", "reset_at"]
-        ),
+        st.sampled_from(["retry-after", "retry-after-ms", "x-ratelimit-reset", "ratelimit-remaining", "reset_at"]),
         st.text(max_size=30) | st.from_regex(r"[0-9a-zA-Z:., +-]{0,30}", fullmatch=True),
     ),
     st.text(max_size=60) | st.from_regex(r"(again|retry|wait|reset)( in| after)? [0-9a-z ,.]{0,30}"),

@@ -34,9 +34,7 @@ def sse(*events: Any, end: str = "\n") -> bytes:
     return "".join(out).encode()
 
 
-def read(
-    *chunks: bytes, coding: str = "", count_reasoning: bool = True, end: bool = True
-) -> list[StreamEvent]:
+def read(*chunks: bytes, coding: str = "", count_reasoning: bool = True, end: bool = True) -> list[StreamEvent]:
     reader = StreamReader(SSE, coding, count_reasoning)
     events = [event for chunk in chunks for event in reader.feed(chunk)]
     return events + (reader.feed(b"", end=True) if end else [])
@@ -127,9 +125,7 @@ LLAMA_NATIVE = sse(
     {"index": 0, "content": "", "tokens": [], "stop": True, "stop_type": "limit"},
 )
 TRITON = sse({"model_name": "ensemble", "text_output": "a"}, {"model_name": "ensemble", "text_output": " b"})
-KEEP_ALIVE = (
-    b": keep-alive\n\n" * 3 + sse(ROLE) + b": keep-alive\n\n" + sse(HELLO, chat({}, "stop"), "[DONE]")
-)
+KEEP_ALIVE = b": keep-alive\n\n" * 3 + sse(ROLE) + b": keep-alive\n\n" + sse(HELLO, chat({}, "stop"), "[DONE]")
 
 STREAMS: dict[str, tuple[bytes, list[EventKind]]] = {
     "vllm": (captures.stream("vllm_stream_chat.txt"), [TOKEN] * 6 + [DONE, DONE]),
@@ -191,9 +187,7 @@ TOKENS: list[tuple[Any, bool]] = [
     (chat({"role": "assistant"}), False),
     (chat({"role": "assistant", "content": None}), False),
     (
-        chat(
-            {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": [], "refusal": None}
-        ),
+        chat({"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": [], "refusal": None}),
         False,
     ),
     (chat({}), False),
@@ -337,9 +331,7 @@ def test_several_choices_are_done_when_all_are() -> None:
         return {"choices": [{"index": index, "delta": delta, "finish_reason": finish}]}
 
     role = {"role": "assistant", "content": ""}
-    stream = sse(
-        of(0, role), of(1, role), of(0, {"content": "a"}), of(0, {}, "stop"), of(1, {"content": "b"})
-    )
+    stream = sse(of(0, role), of(1, role), of(0, {"content": "a"}), of(0, {}, "stop"), of(1, {"content": "b"}))
     assert kinds(stream + sse(of(1, {"content": "c"}, "length"), "[DONE]")) == [
         TOKEN,
         TOKEN,
@@ -518,18 +510,14 @@ _KEYS = (
 )
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS.split()), inner, max_size=4)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS.split()), inner, max_size=4),
     max_leaves=12,
 )
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_JSON, max_size=4), st.booleans())
-def test_random_documents_never_raise_and_do_not_depend_on_splits(
-    documents: list[Any], reasoning: bool
-) -> None:
+def test_random_documents_never_raise_and_do_not_depend_on_splits(documents: list[Any], reasoning: bool) -> None:
     stream = sse(*documents)
     assert read(stream, count_reasoning=reasoning) == read(
         *(stream[i : i + 1] for i in range(len(stream))), count_reasoning=reasoning
@@ -545,9 +533,7 @@ def test_the_short_cut_says_what_the_parser_says(texts: list[str], key: str) -> 
     """A stream of like events, read by one reader, says what readers say that see one event each."""
     for ascii_only in (True, False):
         events = [
-            b"data: "
-            + json.dumps(chat({key: text}), ensure_ascii=ascii_only).encode("utf-8", "replace")
-            + b"\n\n"
+            b"data: " + json.dumps(chat({key: text}), ensure_ascii=ascii_only).encode("utf-8", "replace") + b"\n\n"
             for text in texts
         ]
         assert read(*events) == [said for event in events for said in read(event)]

@@ -35,20 +35,12 @@ BUNDLED = RejectionReader.from_policy(Rejections())
 
 
 def judge(status: int, body: Any = b"", headers: dict[str, str] | None = None) -> Judgement:
-    raw = (
-        body
-        if isinstance(body, bytes)
-        else body.encode()
-        if isinstance(body, str)
-        else json.dumps(body).encode()
-    )
+    raw = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
     return BUNDLED.judge(status, headers or {}, raw, NOW)
 
 
 def by_rules(*rules: dict[str, Any], bundled: bool = False) -> RejectionReader:
-    return RejectionReader.from_policy(
-        Rejections(rules=tuple(Rule(**rule) for rule in rules), bundled=bundled)
-    )
+    return RejectionReader.from_policy(Rejections(rules=tuple(Rule(**rule) for rule in rules), bundled=bundled))
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda a: f"{a.row}-{a.status}-{a.raw[:50].decode()}")
@@ -68,9 +60,7 @@ def test_every_bundled_rule_decides_something() -> None:
         judge(200, openai("bad", "x", 503)),
         judge(503, "is draining"),
     ]
-    decided = {judge(a.status, a.raw, a.headers).rule for a in ANSWERS} | {
-        judgement.rule for judgement in extra
-    }
+    decided = {judge(a.status, a.raw, a.headers).rule for a in ANSWERS} | {judgement.rule for judgement in extra}
     assert {rule.name for rule in bundled_rules()} - decided == set()
 
 
@@ -92,9 +82,7 @@ def test_encoded_bodies_get_the_same_verdict(coding: str) -> None:
     for answer in ANSWERS:
         if answer.status != 200:  # an event of a stream comes decoded
             headers = {**answer.headers, "content-encoding": coding}
-            assert judge(answer.status, ENCODERS[coding](answer.raw), headers).verdict is answer.verdict, (
-                answer
-            )
+            assert judge(answer.status, ENCODERS[coding](answer.raw), headers).verdict is answer.verdict, answer
 
 
 @pytest.mark.parametrize("coding", [*ENCODERS, "deflate", "snappy"])
@@ -115,14 +103,10 @@ def test_a_body_as_an_event_gets_the_same_verdict() -> None:
 def test_an_error_wrapped_once_more_gets_the_same_verdict() -> None:
     for answer in ANSWERS:
         if isinstance(answer.body, dict) and answer.row != 37:  # which is told by its envelope
-            assert judge(answer.status, {"error": answer.body}, answer.headers).verdict is answer.verdict, (
-                answer
-            )
+            assert judge(answer.status, {"error": answer.body}, answer.headers).verdict is answer.verdict, answer
 
 
-@pytest.mark.parametrize(
-    ("status", "headers"), [(429, {}), (500, {}), (503, {}), (400, {}), (404, {}), (501, {})]
-)
+@pytest.mark.parametrize(("status", "headers"), [(429, {}), (500, {}), (503, {}), (400, {}), (404, {}), (501, {})])
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"null", b"<html><h1>Error</h1></html>", b"\x00\xff", b"Too Many Requests"]
 )
@@ -259,9 +243,7 @@ def test_every_cut_of_a_body_is_judged() -> None:
     raw = json.dumps(openai("The request queue is full.", "x", 503, more="x" * 100_000)).encode()
     assert judge(503, raw).verdict is SATURATED
     assert judge(503, gzip.compress(raw, 1)[:-20], {"content-encoding": "gzip"}).verdict is SATURATED
-    raw = json.dumps(
-        {"error": {"type": "insufficient_quota", "message": "...", "more": "x" * 100_000}}
-    ).encode()
+    raw = json.dumps({"error": {"type": "insufficient_quota", "message": "...", "more": "x" * 100_000}}).encode()
     assert judge(429, raw).verdict is QUOTA
 
 
@@ -306,9 +288,7 @@ def _time_of(action: Callable[[], object]) -> float:
 def test_random_bytes_never_raise() -> None:
     rng = random.Random(3)
     for _ in range(1500):
-        raw = rng.choice(
-            [rng.randbytes(rng.randrange(200)), bytes(rng.choices(b'{}[]":,0e \\\n<>data', k=60))]
-        )
+        raw = rng.choice([rng.randbytes(rng.randrange(200)), bytes(rng.choices(b'{}[]":,0e \\\n<>data', k=60))])
         headers = {"content-encoding": rng.choice(["", "gzip", "br", "zstd", "deflate", "x"])}
         judge(rng.choice([200, 400, 429, 500, 503, 529]), raw, headers)
 

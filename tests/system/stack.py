@@ -14,7 +14,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.harness import free_port
-from trimtab.cli.child import die_with_parent
+from trimtab.cli.child import tied
 
 
 class Process:
@@ -28,11 +28,10 @@ class Process:
     async def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *tied(*self._command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                preexec_fn=die_with_parent,
                 env={**os.environ, "COLUMNS": "200"},
             )
 

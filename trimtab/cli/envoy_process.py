@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 
-from trimtab.cli.child import die_with_parent
+from trimtab.cli.child import tied
 from trimtab.cli.errors import PartFailedError
 
 log = logging.getLogger(__name__)
@@ -55,12 +55,11 @@ class EnvoyProcess:
     async def start(self) -> None:
         """Start Envoy; it is not ready yet."""
         self._process = await asyncio.create_subprocess_exec(
-            *self._command,
+            *tied(*self._command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            preexec_fn=die_with_parent,
         )
         self._reader = asyncio.create_task(self._read_log())
 

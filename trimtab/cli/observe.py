@@ -25,7 +25,17 @@ async def observe(policy_path: Path, *, worker: bool) -> None:
             async with Workers(policy_path, policy.ext_proc.workers).running():
                 await stop.wait()
             return
-        reporter = Reporter(policy.services.xds, f"ext-proc-{os.getpid()}", watched=lambda: observers.watched, faults=lambda: observers.faults)
+        reporter = Reporter(
+            policy.services.xds,
+            f"ext-proc-{os.getpid()}",
+            watched=lambda: observers.watched,
+            faults=lambda: observers.faults,
+        )
+            policy.services.xds,
+            f"ext-proc-{os.getpid()}",
+            watched=lambda: observers.watched,
+            faults=lambda: observers.faults,
+        )
         observers = Observers(policy, reporter.report)
         reporter.start()
         async with observers.serving(policy.services.ext_proc, shared_port=worker):

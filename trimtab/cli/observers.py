@@ -12,7 +12,7 @@ from ext_proc.access_log import AccessLogService
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
-from trimtab.cli.child import die_with_parent
+from trimtab.cli.child import tied
 from trimtab.cli.listening import CannotListenError
 from trimtab.fleet.observation import Observation
 from trimtab.policy import Policy
@@ -61,7 +61,9 @@ class Observers:
 
 
 @asynccontextmanager
-async def usage_told(observers: Observers, take_usage: Callable[[str, float, int, int, int], None]) -> AsyncIterator[None]:
+async def usage_told(
+    observers: Observers, take_usage: Callable[[str, float, int, int, int], None]
+) -> AsyncIterator[None]:
     """Tell a control plane in this process, twice a second, what observing costs."""
 
     async def tell() -> None:
@@ -96,9 +98,7 @@ class Workers:
     async def _keep(self, number: int) -> None:
         pause_s = _FIRST_RESTART_S
         while True:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, start_new_session=True, preexec_fn=die_with_parent
-            )
+            process = await asyncio.create_subprocess_exec(*tied(*self._command), start_new_session=True)
             started = time.monotonic()
             try:
                 code = await process.wait()

@@ -108,9 +108,7 @@ class Scraper:
             if bool(reading.error) != failing:
                 failing = not failing
                 if failing:
-                    logger.warning(
-                        "pool %s: no signals from %s: %s", target.pool, target.address, reading.error
-                    )
+                    logger.warning("pool %s: no signals from %s: %s", target.pool, target.address, reading.error)
                 else:
                     logger.info("pool %s: signals from %s again", target.pool, target.address)
             try:
@@ -133,9 +131,7 @@ class Scraper:
             error = f"no whole answer within {target.timeout_s:g} s"
         except (aiohttp.ClientError, OSError, ScrapeError) as cause:
             error = " ".join(str(cause).split())[:200] or type(cause).__name__
-        return SignalsRead(
-            at=self._now(), pool=target.pool, address=target.address, signals=signals, error=error
-        )
+        return SignalsRead(at=self._now(), pool=target.pool, address=target.address, signals=signals, error=error)
 
     async def _fetch(self, target: _Target) -> bytes:
         async with self._session.get(

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from trimtab.cli.child import die_with_parent
+from trimtab.cli.child import tied
 from trimtab.cli.demo.plain_envoy import plain_bootstrap
 from trimtab.cli.envoy_process import EnvoyProcess
 from trimtab.cli.errors import PartFailedError
@@ -103,12 +103,11 @@ async def _trimtab(folder: Path, engines: Sequence[EngineAddress]) -> AsyncItera
     log = folder / "trimtab.log"
     with log.open("wb") as log_file:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "trimtab.cli", "up", "-p", str(policy_file)),
+            *tied(sys.executable, "-m", "trimtab.cli", "up", "-p", str(policy_file)),
             *("--concurrency", "1", "--grace-s", "0"),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log_file,
             stderr=log_file,
-            preexec_fn=die_with_parent,
         )
     arm = Arm("trimtab", f"http://127.0.0.1:{policy['listen']['port']}", engines, policy["services"]["admin"])
     try:

@@ -31,11 +31,6 @@ async def observe(policy_path: Path, *, worker: bool) -> None:
             watched=lambda: observers.watched,
             faults=lambda: observers.faults,
         )
-            policy.services.xds,
-            f"ext-proc-{os.getpid()}",
-            watched=lambda: observers.watched,
-            faults=lambda: observers.faults,
-        )
         observers = Observers(policy, reporter.report)
         reporter.start()
         async with observers.serving(policy.services.ext_proc, shared_port=worker):

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
+import prometheus_client
 import pytest
 
 from trimtab.sim.http import EngineServer
@@ -20,6 +21,13 @@ QUICK = dataclasses.replace(
     prefill_quadratic_ns=0,
     prefill_tokens_per_s=1e6,
 )
+
+
+@pytest.fixture(autouse=True)
+def created_series() -> None:
+    """An engine is a process of its own; the control plane switches these off in its process."""
+    prometheus_client.enable_created_metrics()  # type: ignore[no-untyped-call]
+
 
 Start = Callable[..., Awaitable[EngineServer]]
 

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _RELOAD_PERIOD_S = 1.0
 _REMEMBER_PERIOD_S = 5.0
 _SAMPLING_PERIOD_S = 1.0
+_OBSERVERS_MAX = 256  # of those that ended, the latest so many still count
 
 _READ_AT_START: Mapping[str, Callable[[Policy], object]] = {
     "services": lambda policy: policy.services,
@@ -115,19 +116,26 @@ class ControlPlane:
         await self._stack.aclose()
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Take in observations of any pools. Never blocks."""
+        """Take in observations of any pools. Never blocks, and never raises: Envoy's streams hang on the caller."""
         now = time.time()
         by_pool: dict[str, list[Observation]] = defaultdict(list)
         for observation in observations:
             by_pool[observation.pool].append(observation)
-        for name, of_pool in by_pool.items():
-            if (pool := self._pools.get(name)) is not None:
-                pool.controller.observe(now, of_pool)
-        self.metrics.observe(observations)
+        try:
+            for name, of_pool in by_pool.items():
+                if (pool := self._pools.get(name)) is not None:
+                    pool.controller.observe(now, of_pool)
+            self.metrics.observe(observations)
+        except Exception:
+            log.exception("observations were not taken in")
+            self.metrics.fault("observe")
 
     def take_usage(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
         """Take in the counters of one observing process, each since its start."""
+        self._usage.pop(observer, None)
         self._usage[observer] = (cpu_seconds, watched)
+        if len(self._usage) > _OBSERVERS_MAX:
+            del self._usage[next(iter(self._usage))]
         self.metrics.observer(observer, cpu_seconds, watched, dropped, faults)
 
     async def reload(self) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +22,7 @@ _PAGES = {
     "/clients": "the Envoys that are connected, and what they have accepted (JSON)",
     "/policy": "the policy in force, with its defaults (JSON)",
     "/healthz": "200 while the process works",
-    "/readyz": "200 once Envoys are served, 503 with the reason until then",
+    "/readyz": "200 while there is something to serve to Envoys, 503 with the reason else",
 }
 
 Json = dict[str, Any]
@@ -39,7 +39,10 @@ def admin_app(state: AdminState, metrics: Metrics, *, now: Callable[[], float] =
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def endpoints(request: web.Request) -> web.Response:
-        return _json({"pools": {name: _pool(decision, now()) for name, decision in state.decisions.items()}})
+        names = {pool.name: [endpoint.address for endpoint in pool.endpoints] for pool in state.policy.pools}
+        return _json(
+            {"pools": {name: _pool(decision, names[name], now()) for name, decision in state.decisions.items()}}
+        )
 
     async def clients(request: web.Request) -> web.Response:
         return _json({"clients": [_client(row, now()) for row in state.clients()]})
@@ -51,6 +54,8 @@ def admin_app(state: AdminState, metrics: Metrics, *, now: Callable[[], float] =
         return web.Response(text="ok\n")
 
     async def readyz(request: web.Request) -> web.Response:
+        if state.draining:
+            return web.Response(status=503, text="draining\n")
         if state.ready:
             return web.Response(text="ready\n")
         waiting = [pool.name for pool in state.policy.pools if pool.name not in state.decisions]
@@ -64,11 +69,16 @@ def admin_app(state: AdminState, metrics: Metrics, *, now: Callable[[], float] =
     return app
 
 
-def _pool(decision: PoolDecision, now: float) -> Json:
-    """A pool on `/endpoints`: when it was decided, and every endpoint in the order of addresses."""
+def _pool(decision: PoolDecision, names: Sequence[str], now: float) -> Json:
+    """A pool on `/endpoints`: when it was decided, and every endpoint in the order of addresses.
+
+    `unresolved` are those of the policy that have no address: their names do not resolve.
+    """
+    found = {endpoint.view.name for endpoint in decision.endpoints}
     return {
         "at": decision.at,
         "age_s": now - decision.at,
+        "unresolved": [name for name in names if name not in found],
         "endpoints": [_endpoint(endpoint) for endpoint in decision.endpoints],
     }
 

@@ -177,7 +177,7 @@ class Metrics(XdsEvents):
             case FirstToken():
                 ttft_s = self._first_tokens.token(seen)
             case AttemptEnded():
-                self._attempts.labels(*where, seen.outcome).inc()
+                self._attempts.labels(*where, seen.outcome, seen.status).inc()
                 if seen.outcome is Outcome.UNREACHABLE:
                     self._routed.labels(*where, pool.law, endpoint.state).inc()
                 else:
@@ -231,8 +231,8 @@ class Metrics(XdsEvents):
         )
         self._attempts = Counter(
             "trimtab_attempts",
-            "Attempts that have ended, by outcome.",
-            (*endpoint, "outcome"),
+            "Attempts that have ended, by outcome and status code; 0 is none.",
+            (*endpoint, "outcome", "code"),
             registry=registry,
         )
         self._rejections = Counter(

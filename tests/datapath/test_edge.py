@@ -89,6 +89,14 @@ async def test_an_answer_passes_unchanged_under_our_name(rig: Rig) -> None:
     assert not [name for name in answer.headers if name.lower().startswith("x-envoy")]
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/sleep", "/", "/v1", "/v1/../metrics", "//metrics", "/V1/models"])
+async def test_an_engines_own_paths_are_not_for_clients(rig: Rig, path: str) -> None:
+    answer = await rig.ask("POST", path, json={"model": "m"})
+    assert answer.status == 404
+    assert answer.headers["x-trimtab-reason"] == "no-such-path"
+    assert json.loads(answer.body)["error"]["type"] == "NotFoundError"
+
+
 async def test_sloppy_paths_are_put_right(rig: Rig) -> None:
     answer = await rig.ask("POST", "//v1//chat/../chat/completions?a=b%2Fc", json={})
     assert json.loads(answer.body)["path"] == "/v1/chat/completions?a=b/c"

@@ -128,7 +128,9 @@ def test_the_share_of_watched_streams_is_in_the_cluster_and_moved_by_the_runtime
 
 def test_nothing_cuts_a_long_stream_but_the_policys_limits() -> None:
     made = policy(listen={"stream_idle_timeout_s": 600, "max_stream_s": 7200})
-    for route in routes_of(made).virtual_hosts[0].routes:
+    refusal, *routes = routes_of(made).virtual_hosts[0].routes
+    assert refusal.direct_response.status == 404
+    for route in routes:
         assert route.route.HasField("timeout")
         assert route.route.timeout.ToSeconds() == 0
         assert route.route.idle_timeout.ToSeconds() == 600
@@ -139,7 +141,7 @@ def test_nothing_cuts_a_long_stream_but_the_policys_limits() -> None:
 
 def test_retries_follow_the_policy_and_look_for_another_endpoint() -> None:
     retries = {"attempts": 3, "status_codes": [429, 529], "back_off_base_ms": 5, "back_off_max_ms": 9}
-    retry = routes_of(policy(pool={"retries": retries})).virtual_hosts[0].routes[0].route.retry_policy
+    retry = routes_of(policy(pool={"retries": retries})).virtual_hosts[0].routes[1].route.retry_policy
     assert retry.num_retries.value == 3
     assert list(retry.retriable_status_codes) == [429, 529]
     assert set(retry.retry_on.split(",")) == {
@@ -199,4 +201,9 @@ def test_all_parts_of_a_resource_come_over_ads() -> None:
 
 def test_a_model_that_a_single_catch_all_pool_serves_needs_no_reading() -> None:
     names = [route.name for route in routes_of(policy()).virtual_hosts[0].routes]
+    assert names == ["no-such-path", "p/stream", "p/unary", "p/unknown"]
+
+
+def test_a_slash_passes_every_path_on() -> None:
+    names = [route.name for route in routes_of(policy(listen={"paths": ["/"]})).virtual_hosts[0].routes]
     assert names == ["p/stream", "p/unary", "p/unknown"]

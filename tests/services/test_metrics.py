@@ -201,11 +201,11 @@ async def test_series_of_a_gone_endpoint_vanish_at_once(state: AdminState, metri
     metrics.observe(attempt("10.0.0.2:80"))
     seen = await values(metrics)
     assert not any('"b:80"' in key for key in seen)
-    assert seen['trimtab_attempts_total{endpoint="a:80",outcome="complete",pool="chat"}'] == 1
+    assert seen['trimtab_attempts_total{code="200",endpoint="a:80",outcome="complete",pool="chat"}'] == 1
 
     state.decisions["chat"] = both
     metrics.observe(attempt("10.0.0.2:80"))
-    assert (await values(metrics))['trimtab_attempts_total{endpoint="b:80",outcome="complete",pool="chat"}'] == 1
+    assert (await values(metrics))['trimtab_attempts_total{code="200",endpoint="b:80",outcome="complete",pool="chat"}'] == 1
 
     del state.decisions["chat"]
     assert not any('pool="chat"' in key for key in await values(metrics))

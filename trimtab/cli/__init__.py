@@ -17,10 +17,7 @@ from trimtab.sim.trace import TraceError
 def main() -> None:
     """Run the command line. A user's mistake is a line or more and exit code 2; a failure of a part is exit code 1."""
     forbid_fork_handlers()
-    handler = RichHandler(
-        console=Console(stderr=True), show_path=False, omit_repeated_times=False, log_time_format="[%X]"
-    )
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    _log_to_stderr()
     try:
         app()
     except (UserError, PolicyError, TraceError, EnvoyNotFoundError) as error:
@@ -29,3 +26,13 @@ def main() -> None:
     except PartFailedError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
+
+
+def _log_to_stderr() -> None:
+    """For people at a terminal; elsewhere one dated line for each record."""
+    if sys.stderr.isatty():
+        console = Console(stderr=True)
+        handler = RichHandler(console=console, show_path=False, omit_repeated_times=False, log_time_format="[%X]")
+        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    else:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

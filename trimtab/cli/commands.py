@@ -4,6 +4,7 @@ Each imports what it runs only when it is called: the typed Envoy messages alone
 """
 
 import asyncio
+import importlib.metadata
 import json
 import sys
 from collections.abc import Coroutine
@@ -15,7 +16,7 @@ import uvloop
 from rich.console import Console
 
 from trimtab.cli.errors import UserError
-from trimtab.policy import example_policy, json_schema, load_policy
+from trimtab.policy import Policy, example_policy, json_schema, load_policy
 
 app = typer.Typer(
     name="trimtab",
@@ -26,7 +27,29 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"trimtab {importlib.metadata.version('trimtab')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """An Envoy control plane for LLM inference: weights from what engines answer."""
+
+
 PolicyOption = Annotated[Path, typer.Option("--policy", "-p", help="The policy file.", metavar="POLICY.yaml")]
+
+
+def _wide_console() -> Console:
+    """Standard output, wide enough for our tables when it is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
@@ -49,9 +72,9 @@ def up(
 
     from trimtab.cli import run
 
-    def ready() -> None:
-        listen = load_policy(policy).listen
-        Console(stderr=True).print(f"ready: http://{listen.socket}/v1", highlight=False)
+    def ready(loaded: Policy) -> None:
+        say = Console(stderr=True, highlight=False, soft_wrap=True).print
+        say(f"ready: http://{loaded.listen.socket}/v1, pages on http://{loaded.services.admin}")
 
     _run(run.up(policy, envoy=envoy, concurrency=concurrency, grace_s=grace_s, on_ready=ready))
 
@@ -151,8 +174,11 @@ def demo(
         raise UserError(f"{error.filename}: {error.strerror}") from None
     names = demo_run.known_arms(arms)
 
+    if report is not None and not report.absolute().parent.is_dir():
+        raise UserError(f"--report {report}: the folder {report.absolute().parent} does not exist")
+
     async def main() -> None:
-        figures = await demo_run.demo(requests, seconds, names, seed, Console())
+        figures = await demo_run.demo(requests, seconds, names, seed, _wide_console())
         if report is not None:
             report.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -19,7 +19,7 @@ from trimtab.cli.state_file import StateFile, default_state_path
 from trimtab.fleet.observation import Observation
 from trimtab.policy import Policy, PolicyError, PolicyFile
 from trimtab.policy.model import Pool, split_host_port
-from trimtab.pool import EndpointSpec, PoolController, PoolDecision
+from trimtab.pool import EndpointSpec, PoolController, PoolDecision, State
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
 from xds_server.ads import AdsService
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _RELOAD_PERIOD_S = 1.0
 _REMEMBER_PERIOD_S = 5.0
 _SAMPLING_PERIOD_S = 1.0
+_IN = {State.UP, State.RAMPING}
 _OBSERVERS_MAX = 256  # of those that ended, the latest so many still count
 
 _READ_AT_START: Mapping[str, Callable[[Policy], object]] = {
@@ -60,7 +61,7 @@ class ControlPlane:
         on_policy: Callable[[Policy], None] = lambda policy: None,
     ) -> None:
         self._file = policy_file
-        self._policy = policy
+        self._policy = self._first_policy = policy
         self._on_policy = on_policy
         self._state_file = _state_file(self._policy, policy_file.path)
         self._memory = self._state_file.read() if self._state_file else {}
@@ -130,6 +131,10 @@ class ControlPlane:
             log.exception("observations were not taken in")
             self.metrics.fault("observe")
 
+    def begin_to_drain(self) -> None:
+        """Say on /readyz that this process is about to end."""
+        self._state.draining = True
+
     def take_usage(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
         """Take in the counters of one observing process, each since its start."""
         self._usage.pop(observer, None)
@@ -152,7 +157,7 @@ class ControlPlane:
         if policy is None:
             return
         for key, of in _READ_AT_START.items():
-            if of(policy) != of(self._policy):
+            if of(policy) != of(self._first_policy):
                 log.warning("a change of %s comes into force at the next start", key)
         self._put_in_force(policy)
         self._on_policy(policy)
@@ -194,6 +199,7 @@ class ControlPlane:
         self._state.ready = True
 
     def _take_decision(self, decision: PoolDecision, step_s: float) -> None:
+        _tell_changes(self._state.decisions.get(decision.pool), decision)
         self._state.decisions[decision.pool] = decision
         self.metrics.decided(decision, step_s)
         if decision.changed and self._cache.snapshot is not None:
@@ -286,6 +292,15 @@ async def _repeat(job: Callable[[], Awaitable[None]], period_s: float) -> None:
             await job()
         except Exception:
             log.exception("%s failed", job.__name__)
+
+
+def _tell_changes(before: PoolDecision | None, decision: PoolDecision) -> None:
+    """Log which endpoints are out, and which are back."""
+    states = {endpoint.id: endpoint.state for endpoint in before.endpoints} if before else {}
+    for endpoint in decision.endpoints:
+        was, now = states.get(endpoint.id, State.UP), endpoint.state
+        if was is not now and not {was, now} <= _IN:
+            log.info("pool %s: %s: %s", decision.pool, endpoint.view.name, endpoint.reason)
 
 
 def _assignment(decision: PoolDecision) -> bytes:

@@ -18,17 +18,18 @@ class EnvoyFailedError(PartFailedError):
 
 
 class EnvoyProcess:
-    """One Envoy, started from a bootstrap file.
+    """One Envoy, started from the text of a bootstrap.
 
     It gets a session of its own, so that a Ctrl-C at the terminal reaches it only through `drain` and `stop`.
     `admin` is the address of its admin interface: `host:port` or `unix:/path`.
     """
 
-    def __init__(self, binary: Path, bootstrap: Path, admin: str, *, concurrency: int | None = None) -> None:
+    def __init__(self, binary: Path, bootstrap: str, admin: str, *, concurrency: int | None = None) -> None:
         self._command = [
             str(binary),
-            "-c",
-            str(bootstrap),
+            # No file: nothing is left behind when this process is killed.
+            "--config-yaml",
+            bootstrap,
             # Several Envoys may run on one machine, and none is ever hot-restarted into another.
             "--disable-hot-restart",
             # A listener that changes lets its streams end by themselves instead of cutting them after 10 minutes.
@@ -36,9 +37,9 @@ class EnvoyProcess:
             "3600",
             "--log-level",
             "warning",
-            # Or it warns of each SIGTERM.
+            # Or it warns of each SIGTERM, and of each end of the control plane; refusals are told by the control plane.
             "--component-log-level",
-            "main:error",
+            "main:error,config:error",
             *(["--concurrency", str(concurrency)] if concurrency else []),
         ]
         self._admin = admin
@@ -67,9 +68,9 @@ class EnvoyProcess:
         assert self._process is not None
         assert self._process.stderr is not None
         while line := await self._process.stderr.readline():
-            text = line.decode(errors="replace").rstrip()
-            self._last_lines.append(text)
-            log.warning("envoy: %s", text)
+            if text := line.decode(errors="replace").rstrip():
+                self._last_lines.append(text)
+                log.warning("envoy: %s", text)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Wait until Envoy serves. Raises EnvoyFailedError."""

@@ -1,5 +1,6 @@
 """Binding our services to the policy's addresses, with errors for people."""
 
+import errno
 import socket
 from pathlib import Path
 
@@ -14,25 +15,41 @@ class CannotListenError(UserError):
     """A service's address cannot be bound; the message names the policy's key and the mend."""
 
 
-def bind(server: grpc.aio.Server, address: str, key: str) -> None:
-    """Add `address` (`host:port` or `unix:/path`), which the policy gives as `key`, to a server that has not started.
+def ensure_free(address: str, key: str) -> None:
+    """See whether `address` (`host:port` or `unix:/path`), which the policy gives as `key`, can be bound.
 
-    Raises CannotListenError.
+    Asked before gRPC or Envoy is, because what those say of it is not for people. Raises CannotListenError.
     """
     if address.startswith("unix:"):
         folder = Path(address.removeprefix("unix:")).parent
         if not folder.is_dir():
             raise CannotListenError(f"{key} {address}: the folder {folder} does not exist")
+        return
+    host, port = split_host_port(address)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen()
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        mend = ": is another trimtab running, or the port taken?" if taken else f": {error.strerror}"
+        raise CannotListenError(f"{key} {address} cannot be bound{mend}") from None
+
+
+def bind(server: grpc.aio.Server, address: str, key: str) -> None:
+    """Add `address`, which the policy gives as `key`, to a server that has not started. Raises CannotListenError."""
+    ensure_free(address, key)
     try:
         server.add_insecure_port(address)
-    except RuntimeError:
-        raise CannotListenError(
-            f"{key} {address} cannot be bound: is another trimtab running, or the port taken?"
-        ) from None
+    except RuntimeError as error:
+        raise CannotListenError(f"{key} {address} cannot be bound: {error}") from None
 
 
 async def serve_http(app: web.Application, address: str, key: str) -> web.AppRunner:
     """Serve `app` at `host:port`; the caller ends it with `cleanup()`. Raises CannotListenError."""
+    ensure_free(address, key)
     host, port = split_host_port(address)
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()

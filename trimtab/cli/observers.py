@@ -13,7 +13,7 @@ from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
 from trimtab.cli.child import tied
-from trimtab.cli.listening import CannotListenError
+from trimtab.cli.listening import CannotListenError, ensure_free
 from trimtab.fleet.observation import Observation
 from trimtab.policy import Policy
 
@@ -51,13 +51,13 @@ class Observers:
     @asynccontextmanager
     async def serving(self, address: str, *, shared_port: bool = False) -> AsyncIterator[None]:
         """Serve on the policy's `services.ext_proc`. Raises CannotListenError."""
+        if not shared_port:
+            ensure_free(address, "services.ext_proc")
         try:
             async with serve_ext_proc(address, self._ext_proc, self._access_log, shared_port=shared_port):
                 yield
-        except RuntimeError:
-            raise CannotListenError(
-                f"services.ext_proc {address} cannot be bound: is another trimtab running, or the port taken?"
-            ) from None
+        except RuntimeError as error:
+            raise CannotListenError(f"services.ext_proc {address} cannot be bound: {error}") from None
 
 
 @asynccontextmanager

@@ -1,8 +1,6 @@
 """Running the control plane, with or without observers and Envoy, until a signal ends it."""
 
-import asyncio
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +9,7 @@ import aiohttp
 
 from trimtab.cli.control_plane import ControlPlane
 from trimtab.cli.envoy_process import EnvoyProcess
+from trimtab.cli.listening import ensure_free
 from trimtab.cli.observers import Observers, Workers, usage_told
 from trimtab.cli.stopping import stop_signal, unless_stopped
 from trimtab.envoy_binary import find_envoy
@@ -25,8 +24,9 @@ _ENVOY_START_S = 20.0
 async def serve(policy_path: Path, *, observing: bool) -> None:
     """The control plane, and with `observing` the observers too, for an Envoy that runs elsewhere."""
     with stop_signal() as stop:
-        async with _services(PolicyFile(policy_path), observing=observing) as policy:
-            log.info("serving xDS on %s; pages on http://%s", policy.services.xds, policy.services.admin)
+        async with _services(PolicyFile(policy_path), observing=observing) as plane:
+            services = plane.policy.services
+            log.info("serving xDS on %s; pages on http://%s", services.xds, services.admin)
             await stop.wait()
             log.info("stopping; Envoy goes on with the last weights")
 
@@ -37,29 +37,32 @@ async def up(
     envoy: str | None,
     concurrency: int | None,
     grace_s: float,
-    on_ready: Callable[[], None],
+    on_ready: Callable[[Policy], None],
 ) -> None:
-    """Everything, with a child Envoy that ends with this process.
+    """Everything, with a child Envoy that ends with this process. `on_ready` is called when clients are served.
 
     The first SIGINT or SIGTERM drains, the second one ends at once. Raises EnvoyFailedError, EnvoyNotFoundError,
     CannotListenError, PolicyError.
     """
     binary = find_envoy(envoy)
-    with stop_signal() as stop, tempfile.TemporaryDirectory(prefix="trimtab-") as folder:
-        async with _services(PolicyFile(policy_path), observing=True) as policy:
-            bootstrap = Path(folder) / "bootstrap.yaml"
-            bootstrap.write_text(render_bootstrap(policy))
-            process = EnvoyProcess(binary, bootstrap, policy.services.envoy_admin, concurrency=concurrency)
+    with stop_signal() as stop:
+        async with _services(PolicyFile(policy_path), observing=True) as plane:
+            policy = plane.policy
+            ensure_free(policy.listen.socket, "listen")
+            ensure_free(policy.services.envoy_admin, "services.envoy_admin")
+            process = EnvoyProcess(
+                binary, render_bootstrap(policy), policy.services.envoy_admin, concurrency=concurrency
+            )
             await process.start()
             try:
                 await unless_stopped(stop, process.wait_ready(_ENVOY_START_S))
                 if not stop.is_set():
-                    on_ready()
-                ended = asyncio.create_task(process.ended())
-                await unless_stopped(stop, ended)
+                    on_ready(policy)
+                await unless_stopped(stop, process.ended())
                 if not stop.is_set():
                     raise process.why_ended()
                 log.info("draining for at most %g s; once more ends at once", grace_s)
+                plane.begin_to_drain()
                 stop.clear()
                 await unless_stopped(stop, _drain(process, grace_s))
             finally:
@@ -74,24 +77,20 @@ async def _drain(process: EnvoyProcess, grace_s: float) -> None:
 
 
 @asynccontextmanager
-async def _services(policy_file: PolicyFile, *, observing: bool) -> AsyncIterator[Policy]:
+async def _services(policy_file: PolicyFile, *, observing: bool) -> AsyncIterator[ControlPlane]:
     """The control plane, with observers in this process or, where the policy wants several, in workers."""
     policy = policy_file.load()
     if not observing:
-        async with ControlPlane(policy_file, policy):
-            yield policy
+        async with ControlPlane(policy_file, policy) as plane:
+            yield plane
     elif policy.ext_proc.workers > 1:
         async with (
-            ControlPlane(policy_file, policy),
+            ControlPlane(policy_file, policy) as plane,
             Workers(policy_file.path, policy.ext_proc.workers).running(),
         ):
-            yield policy
+            yield plane
     else:
         plane = ControlPlane(policy_file, policy, on_policy=lambda changed: observers.take_policy(changed))
         observers = Observers(policy, plane.observe)
-        async with (
-            plane,
-            observers.serving(policy.services.ext_proc),
-            usage_told(observers, plane.take_usage),
-        ):
-            yield policy
+        async with plane, observers.serving(policy.services.ext_proc), usage_told(observers, plane.take_usage):
+            yield plane

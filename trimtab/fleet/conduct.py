@@ -139,10 +139,14 @@ class Conduct:
         """How long [s] a stream has waited for its first token by now, as far as that is believed."""
         return self.ledger.wait(now, self._coverage.silent_rank(now))
 
+    def silence(self, now: float) -> float:
+        """The longest wait [s] for a first token that is seen, or remembered of clients that gave up."""
+        return max(self.wait(now), self._silence.wait(now))
+
     def known_ttft(self, now: float) -> float | None:
         """The mean of samples [s], raised to what is seen to take longer now. None: nothing was seen."""
         mean = self.ttft.value(now)
-        longest = max(self.wait(now), self._silence.wait(now))
+        longest = self.silence(now)
         if mean is None:
             return longest or None
         return max(mean, longest)

@@ -95,7 +95,7 @@ class Profile:
             awaiting_token=ledger.awaiting_token,
             outstanding_prompt_bytes=ledger.outstanding_prompt_bytes,
             prompt_bytes_sent=ledger.prompt_bytes_sent,
-            oldest_wait_s=conduct.wait(now),
+            oldest_wait_s=conduct.silence(now),
             signals=signals,
             signals_age_s=age,
             in_flight_reported=self._load.total(now),

@@ -33,7 +33,7 @@ class EndpointView:
     awaiting_token: int = 0  # of these, streams that have not shown a token
     outstanding_prompt_bytes: int = 0  # of attempts that have not shown a token
     prompt_bytes_sent: int = 0  # of all attempts since this incarnation began
-    oldest_wait_s: float = 0.0
+    oldest_wait_s: float = 0.0  # of a stream without a token; fading, of one whose client gave up
     signals: Signals = field(default_factory=Signals)  # stale values are already None
     signals_age_s: float | None = None
     in_flight_reported: int | None = None  # by LRS, over all Envoys

@@ -155,6 +155,12 @@ class Listen(Strict):
         description="A stream silent for so long is ended. One that vLLM had preempted was silent for 14 s.",
     )
     max_stream_s: Positive = Field(3600, description="The longest a request may take in all.")
+    paths: tuple[UrlPath, ...] = Field(
+        ("/v1/", "/health"),
+        min_length=1,
+        description="Prefixes of the paths that are passed on to engines. Others get a 404: an engine's own "
+        "metrics and management are not for clients. / passes everything on.",
+    )
     cors_allow_origins: tuple[Origin, ...] = Field(
         ("*",), description="Origins whose browsers may call the API; * is any. Empty switches CORS off."
     )

@@ -34,6 +34,7 @@ class Score:
     score: float  # 0..100, 100 is best
     share: float  # >= 0; only its proportion to the other endpoints' shares counts
     breakdown: Mapping[str, float] = field(default_factory=dict)  # term -> points lost, 0..100
+    why: str = ""  # of the share, where it does not follow from the score: a few words for people
 
 
 class Law(ABC):

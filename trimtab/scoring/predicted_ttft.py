@@ -116,7 +116,13 @@ class PredictedTtft(Law):
         running = cost.per_attempt_s * view.in_flight
         silence = max(0.0, wait - prompt - running)
         lost = (100.0 - score) / wait if wait > 0 else 0.0
-        return Score(score, share, {"prompt": lost * prompt, "running": lost * running, "silence": lost * silence})
+        a, b = 1000 * cost.per_kilotoken_s, 1000 * cost.per_attempt_s
+        why = (
+            f"{1000 * wait:.0f} ms to wait, gets {share:.1%} of what comes next "
+            f"({a:.0f} ms a thousand prompt tokens, {b:.1f} ms an attempt)"
+        )
+        breakdown = {"prompt": lost * prompt, "running": lost * running, "silence": lost * silence}
+        return Score(score, share, breakdown, why)
 
     def _follow_demand(self, pool: PoolSnapshot, now: float) -> None:
         """Keep the largest work that one interval has brought, fading."""

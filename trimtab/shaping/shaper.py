@@ -171,7 +171,9 @@ class Shaper:
             return State.RAMPING, now + left, f"ramping: {points}, {left:.1f} s left"
         lost = sorted(((points, term) for term, points in score.breakdown.items() if points >= 0.05), reverse=True)
         terms = ", ".join(f"{points:.1f} by {term}" for points, term in lost)
-        return State.UP, None, f"up: {score.score:.0f} points" + (f", lost {terms}" if terms else "")
+        lost_by = f", lost {terms}" if terms else ""
+        why = f"; {score.why}" if score.why else ""
+        return State.UP, None, f"up: {score.score:.0f} points{lost_by}{why}"
 
 
 def _takes_work(hold: Hold | None) -> bool:

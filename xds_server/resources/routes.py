@@ -19,9 +19,15 @@ from datetime import timedelta
 from typing import Any as Json
 from urllib.parse import quote
 
-from envoy_data_plane.envoy.config.core.v3 import DataSource, HeaderValue, HeaderValueOption
+from envoy_data_plane.envoy.config.core.v3 import (
+    DataSource,
+    HeaderValue,
+    HeaderValueOption,
+    SubstitutionFormatString,
+)
 from envoy_data_plane.envoy.config.route.v3 import (
     DirectResponseAction,
+    HeaderMatcher,
     RetryPolicy,
     RetryPolicyRetryBackOff,
     RetryPolicyRetryHostPredicate,
@@ -81,6 +87,8 @@ def route_configuration(policy: Policy) -> RouteConfiguration:
 
 
 def _routes(policy: Policy) -> Iterator[Route]:
+    if "/" not in policy.listen.paths:
+        yield _other_paths(policy.listen)
     if len(policy.pools) > 1:
         yield from _model_list(policy)
     catch_all = next((pool for pool in policy.pools if "*" in pool.models), None)
@@ -147,21 +155,43 @@ def _retry_policy(retries: Retries) -> RetryPolicy | None:
     )
 
 
+def _other_paths(listen: Listen) -> Route:
+    return _refusal(
+        "no-such-path",
+        RouteMatch(
+            prefix="/",
+            headers=[
+                HeaderMatcher(name=":path", string_match=StringMatcher(prefix=path), invert_match=True)
+                for path in listen.paths
+            ],
+        ),
+        error_body("There is nothing at this path.", "NotFoundError", 404),
+    )
+
+
 def _unknown_model() -> Route:
     name = f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:{MODEL_KEY}):256%"
+    return _refusal(
+        "unknown-model",
+        RouteMatch(prefix="/", dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]),
+        error_body(f"The model `{name}` does not exist.", "NotFoundError", 404, param="model"),
+    )
+
+
+def _refusal(name: str, match: RouteMatch, body: SubstitutionFormatString) -> Route:
+    """A 404 of our own, with its name as the reason."""
     return Route(
-        name="unknown-model",
-        match=RouteMatch(prefix="/", dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]),
-        direct_response=DirectResponseAction(
-            status=404,
-            body_format=error_body(f"The model `{name}` does not exist.", "NotFoundError", 404, param="model"),
-        ),
-        response_headers_to_add=[HeaderValueOption(header=HeaderValue(key=REASON_HEADER, value="unknown-model"))],
+        name=name,
+        match=match,
+        direct_response=DirectResponseAction(status=404, body_format=body),
+        response_headers_to_add=[HeaderValueOption(header=HeaderValue(key=REASON_HEADER, value=name))],
     )
 
 
 def _model_list(policy: Policy) -> Iterator[Route]:
     names = dict.fromkeys(glob for pool in policy.pools for glob in pool.models if globs.is_literal(glob))
+    if not names:
+        return
     cards = {name: {"id": name, "object": "model", "created": 0, "owned_by": "trimtab"} for name in names}
     yield _json_route(_MODELS_PATH, {"object": "list", "data": list(cards.values())})
     for name, card in cards.items():

@@ -72,16 +72,13 @@ def _plain(name: str, policy: str, weights: Sequence[int]) -> ArmFactory:
     @asynccontextmanager
     async def start(folder: Path, engines: Sequence[EngineAddress]) -> AsyncIterator[Arm]:
         port, admin_port = free_port(), free_port()
-        bootstrap = folder / f"{name}.json"
-        bootstrap.write_text(
-            plain_bootstrap(
-                port=port,
-                admin_port=admin_port,
-                endpoints=[engine.address for engine in engines],
-                weights=weights,
-                policy=policy,
-                retries=Retries(),
-            )
+        bootstrap = plain_bootstrap(
+            port=port,
+            admin_port=admin_port,
+            endpoints=[engine.address for engine in engines],
+            weights=weights,
+            policy=policy,
+            retries=Retries(),
         )
         envoy = EnvoyProcess(find_envoy(), bootstrap, f"127.0.0.1:{admin_port}", concurrency=1)
         await envoy.start()

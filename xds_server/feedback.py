@@ -94,11 +94,17 @@ class FeedbackService(FeedbackServicer):
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, batches: AsyncIterator[pb.ObservationBatch], stream: _Stream) -> None:
+        observer = ""
         try:
             async for batch in batches:
+                if not observer:
+                    observer = batch.observer
+                    logger.info("%s reports", observer)
                 stream.received = self._take(batch)
                 stream.news.set()
         finally:
+            if observer and not self._closed:
+                logger.warning("%s is gone: what it watched is not seen until it reports again", observer)
             stream.news.set()
 
     def _take(self, batch: pb.ObservationBatch) -> int:

@@ -37,6 +37,7 @@ async def observe(policy_path: Path, *, worker: bool) -> None:
             log.info("observing on %s, reporting to %s", policy.services.ext_proc, policy.services.xds)
             follow = asyncio.create_task(_follow(policy_file, observers))
             await stop.wait()
+            log.info("stopping; Envoy serves on unobserved")
             follow.cancel()
         await reporter.close(_FLUSH_S)
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.live import Live
 
-from trimtab.cli.demo.arms import ARMS, MODEL, Arm, running
+from trimtab.cli.demo.arms import ARMS, FLEET, MODEL, Arm, running
 from trimtab.cli.demo.show import comparison, engine_table, live_view
 from trimtab.cli.errors import PartFailedError, UserError
 from trimtab.envoy_binary import envoy_version, find_envoy
@@ -46,7 +46,8 @@ async def demo(
     console.print(engine_table())
     console.print(
         f"{len(piece)} requests in {seconds:g} s, {sum(r.prompt_tokens for r in piece):,} prompt tokens; "
-        f"Envoy {version}; all arms run at the same time",
+        f"Envoy {version}; all arms run at the same time. From {_FULL_FROM * seconds:g} s on the "
+        f"{FLEET[_FULL_ENGINE][0].name} refuses everything with 429 for {_FULL_FOR * seconds:g} s.",
         highlight=False,
     )
     async with AsyncExitStack() as stack:

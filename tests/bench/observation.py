@@ -24,7 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from tests.harness import EnvoyProcess, free_port
-from tests.system.stack import Trimtab
+from tests.system.stack import Trimtab, on_free_ports
 from trimtab.cli.demo.plain_envoy import plain_bootstrap
 from trimtab.policy import load_policy
 from trimtab.policy.model import Retries
@@ -68,17 +68,8 @@ async def start(name: str, percent: float | None, upstream: str, folder: Path, s
         stack.push_async_callback(envoy.stop)
         await envoy.start()
         return Variant(f"http://127.0.0.1:{port}", psutil.Process(envoy.pid), None)
-    ports = [free_port() for _ in range(5)]
     policy = {
-        "version": 1,
-        "listen": {"port": ports[0]},
-        "services": {
-            "xds": f"127.0.0.1:{ports[1]}",
-            "ext_proc": f"127.0.0.1:{ports[2]}",
-            "admin": f"127.0.0.1:{ports[3]}",
-            "envoy_admin": f"127.0.0.1:{ports[4]}",
-        },
-        "state_file": None,
+        **on_free_ports(),
         # Out of reach, so that the share is what the variant says.
         "ext_proc": {"sample_percent": percent, "cpu_budget_cores": 64},
         "pools": [{"name": "m", "endpoints": [{"address": upstream}], "signals": {"scrape": False}}],

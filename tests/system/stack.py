@@ -163,31 +163,30 @@ class Trimtab(Process):
             return False
 
 
-def policy_for(engines: Engines, *, capacities: Sequence[float | None] = (), **pool: Any) -> dict[str, Any]:
-    """A policy with one pool over all engines, every port free, nothing kept over a restart."""
-    ports = [free_port() for _ in range(5)]
-    padded = [*capacities, *([None] * (len(engines.addresses) - len(capacities)))]
+def on_free_ports() -> dict[str, Any]:
+    """The head of a policy: every port free, and nothing kept over a restart."""
+    listen, xds, ext_proc, admin, envoy_admin = (free_port() for _ in range(5))
     return {
         "version": 1,
-        "listen": {"port": ports[0]},
+        "listen": {"port": listen},
         "services": {
-            "xds": f"127.0.0.1:{ports[1]}",
-            "ext_proc": f"127.0.0.1:{ports[2]}",
-            "admin": f"127.0.0.1:{ports[3]}",
-            "envoy_admin": f"127.0.0.1:{ports[4]}",
+            "xds": f"127.0.0.1:{xds}",
+            "ext_proc": f"127.0.0.1:{ext_proc}",
+            "admin": f"127.0.0.1:{admin}",
+            "envoy_admin": f"127.0.0.1:{envoy_admin}",
         },
         "state_file": None,
-        "pools": [
-            {
-                "name": "sim",
-                "endpoints": [
-                    {"address": address, **({"capacity": capacity} if capacity else {})}
-                    for address, capacity in zip(engines.addresses, padded, strict=True)
-                ],
-                **pool,
-            }
-        ],
     }
+
+
+def policy_for(engines: Engines, *, capacities: Sequence[float | None] = (), **pool: Any) -> dict[str, Any]:
+    """A policy with one pool over all engines."""
+    padded = [*capacities, *([None] * (len(engines.addresses) - len(capacities)))]
+    endpoints = [
+        {"address": address, **({"capacity": capacity} if capacity else {})}
+        for address, capacity in zip(engines.addresses, padded, strict=True)
+    ]
+    return {**on_free_ports(), "pools": [{"name": "sim", "endpoints": endpoints, **pool}]}
 
 
 @asynccontextmanager

@@ -181,7 +181,7 @@ async def test_what_no_message_can_hold_is_dropped_and_said_once(
         reporter.report([token(0), bad, token(1), bad])
         await until(lambda: len(plane.observations) == 2)
         assert reporter.dropped == 2
-    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
+    assert len([r for r in caplog.records if r.name == "ext_proc.report" and r.levelno >= logging.WARNING]) == 1
 
 
 async def test_states_come_at_once_and_when_they_are_news(plane: Plane) -> None:

@@ -22,7 +22,7 @@ async def observe(policy_path: Path, *, worker: bool) -> None:
     policy = policy_file.load()
     with stop_signal() as stop:
         if policy.ext_proc.workers > 1 and not worker:
-            async with Workers(policy_path, policy.ext_proc.workers).running():
+            async with Workers(policy_path, policy).running():
                 await stop.wait()
             return
         reporter = Reporter(

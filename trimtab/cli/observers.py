@@ -13,13 +13,16 @@ from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
 from trimtab.cli.child import tied
+from trimtab.cli.errors import PartFailedError
 from trimtab.cli.listening import CannotListenError, ensure_free
 from trimtab.fleet.observation import Observation
 from trimtab.policy import Policy
+from trimtab.policy.model import split_host_port
 
 log = logging.getLogger(__name__)
 
 _USAGE_PERIOD_S = 0.5
+_START_S = 20.0
 _FIRST_RESTART_S = 0.5
 _LONGEST_RESTART_S = 10.0
 
@@ -81,19 +84,39 @@ async def usage_told(
 class Workers:
     """Observing processes behind one address; one that ends is started again, ever more slowly."""
 
-    def __init__(self, policy_path: Path, count: int) -> None:
+    def __init__(self, policy_path: Path, policy: Policy) -> None:
         self._command = [sys.executable, "-m", "trimtab.cli", "ext-proc", "--worker", "-p", str(policy_path)]
-        self._count = count
+        self._count = policy.ext_proc.workers
+        self._address = policy.services.ext_proc
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        """Run them; one at least listens when the context is entered. Raises CannotListenError, PartFailedError."""
+        ensure_free(self._address, "services.ext_proc")
         tasks = [asyncio.create_task(self._keep(number), name=f"worker {number}") for number in range(self._count)]
         try:
+            await self._wait_listening()
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _wait_listening(self) -> None:
+        """What Envoy serves before anyone observes is not seen."""
+        host, port = split_host_port(self._address)
+        try:
+            async with asyncio.timeout(_START_S):
+                while True:
+                    try:
+                        _, writer = await asyncio.open_connection(host, port)
+                    except OSError:
+                        await asyncio.sleep(0.05)
+                    else:
+                        writer.close()
+                        return
+        except TimeoutError:
+            raise PartFailedError(f"no ext_proc worker listened on {self._address} within {_START_S:g} s") from None
 
     async def _keep(self, number: int) -> None:
         pause_s = _FIRST_RESTART_S

@@ -86,7 +86,7 @@ async def _services(policy_file: PolicyFile, *, observing: bool) -> AsyncIterato
     elif policy.ext_proc.workers > 1:
         async with (
             ControlPlane(policy_file, policy) as plane,
-            Workers(policy_file.path, policy.ext_proc.workers).running(),
+            Workers(policy_file.path, policy).running(),
         ):
             yield plane
     else:

@@ -1,0 +1,36 @@
+"""Several observing processes, IPv6, and unix sockets."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.system.load import failures, steady
+from tests.system.stack import Engines, Trimtab, policy_for, running
+from trimtab.sim.client import replay
+
+pytestmark = pytest.mark.integration
+
+
+async def test_workers_see_every_attempt(tmp_path: Path) -> None:
+    """Three workers behind one address, the control plane on a unix socket, clients on IPv6."""
+    engines = Engines(tmp_path, ["a100", "a100"])
+    async with running(engines):
+        policy = policy_for(engines)
+        policy["ext_proc"] = {"workers": 3}
+        policy["listen"]["address"] = "::1"
+        policy["services"]["xds"] = f"unix:{tmp_path}/xds.sock"
+        trimtab = Trimtab(tmp_path, "up", policy)
+        trimtab.url = trimtab.url.replace("127.0.0.1", "[::1]")
+        async with running(trimtab):
+            await trimtab.wait_serving()
+            before = await trimtab.metric("trimtab_ttft_seconds_count")
+            results = await replay(trimtab.url, steady(20, 3, output_tokens=5), model="sim", seed=1)
+            seen = 0.0
+            for _ in range(100):
+                seen = await trimtab.metric("trimtab_ttft_seconds_count") - before
+                if seen == len(results):
+                    break
+                await asyncio.sleep(0.05)
+    assert failures(results) == []
+    assert seen == len(results)

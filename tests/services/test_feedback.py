@@ -389,15 +389,11 @@ async def test_a_stopped_control_plane_that_goes_on_misses_nothing(tmp_path: Pat
     async with child(target) as plane, reporting(target) as reporter:
         sent = await steadily(reporter, range(10_000), lambda: len(plane.ids) > 100)
         plane.process.send_signal(signal.SIGSTOP)
-        slowest = 0.0
         for number in range(sent, sent + 20_000):
-            began = time.thread_time()
             reporter.report([token(number)])
-            slowest = max(slowest, time.thread_time() - began)
             if number % 100 == 0:
                 await asyncio.sleep(0.002)
         plane.process.send_signal(signal.SIGCONT)
         await until(lambda: plane.ids and plane.ids[-1] == sent + 20_000 - 1)
         assert plane.ids == list(range(sent + 20_000))
         assert reporter.dropped == 0
-        assert slowest < 0.1

@@ -115,3 +115,14 @@ def test_a_users_mistake_is_no_traceback(arguments: list[str], said: str) -> Non
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_unix_socket_in_use_is_not_taken_over(tmp_path: Path, policy: Path) -> None:
+    path = tmp_path / "xds.sock"
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(path))
+        taken.listen()
+        policy.write_text(f"{POLICY}services:\n  xds: unix:{path}\nstate_file: null\n")
+        done = trimtab("serve", "-p", str(policy))
+    assert done.returncode == 2
+    assert f"services.xds unix:{path} cannot be bound" in done.stderr

@@ -18,7 +18,7 @@ def test_no_file_is_no_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format": 99, "pools": {}}', '{"format": 1, "pools": []}', "\x00\xff"]
+    "content", ["", "{", "[]", '{"format": 99, "pools": {}}', '{"format": 1, "pools": []}', "\x00\xff", "[" * 100_000]
 )
 def test_what_cannot_be_used_is_said_and_done_without(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture

@@ -21,9 +21,13 @@ def ensure_free(address: str, key: str) -> None:
     Asked before gRPC or Envoy is, because what those say of it is not for people. Raises CannotListenError.
     """
     if address.startswith("unix:"):
-        folder = Path(address.removeprefix("unix:")).parent
-        if not folder.is_dir():
-            raise CannotListenError(f"{key} {address}: the folder {folder} does not exist")
+        path = Path(address.removeprefix("unix:"))
+        if not path.parent.is_dir():
+            raise CannotListenError(f"{key} {address}: the folder {path.parent} does not exist")
+        # gRPC would take the place of a socket that another process serves.
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise CannotListenError(f"{key} {address} cannot be bound: is another trimtab running?")
         return
     host, port = split_host_port(address)
     try:

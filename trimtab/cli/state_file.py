@@ -33,7 +33,7 @@ class StateFile:
             content = json.loads(self._path.read_text())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("state file %s is not used: %s", self._path, error)
             return {}
         if (

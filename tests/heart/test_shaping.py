@@ -336,12 +336,46 @@ class TestAllOut:
         scene.step()
         assert scene.at(A).share == pytest.approx(10 / 11)
 
-    def test_the_first_to_come_back_takes_over(self) -> None:
+    def test_the_first_to_come_back_takes_over_from_those_that_go_on_refusing(self) -> None:
         scene = Scene([A, B])
         scene.see(rejected(1000.0, A), rejected(1000.0, B, retry_after_s=50.0))
         scene.run(1006.0)
+        shares = []
+        for i in range(6):
+            scene.see(rejected(1006.0 + i * 0.25, B, request=f"r{i}"))
+            scene.step(1006.0 + i * 0.25)
+            shares.append(scene.at(B).share)
+        assert all(later < earlier for earlier, later in pairwise(shares[:5]))
         assert (scene.at(A).share, scene.at(B).takes_work) == (1.0, False)
         assert scene.at(A).state == State.RAMPING
+
+    def test_the_first_to_come_back_is_not_flooded(self) -> None:
+        """It would be full at once, and all would be out again."""
+        scene = Scene({A: 10, B: 10, C: 10}, scoring={"law": "predicted_ttft"})
+        scene.see(*(rejected(1000.0, address, retry_after_s=3 + i) for i, address in enumerate((A, B, C))))
+        for decision in [scene.step(), *scene.run(1020.0)]:
+            assert all(0.1 < e.share < 0.7 for e in decision.endpoints)
+        assert all(e.state == State.UP for e in scene.step().endpoints)
+
+    def test_all_that_died_and_healed_come_back_without_a_flood(self) -> None:
+        scene = Scene([A, B, C])
+        for address in (A, B, C):
+            scene.see(*(failed(1000.0, address, request=f"f{i}{address}") for i in range(3)))
+        scene.step()
+        scene.see(*answered(1001.0, 0.1, A, request="good"))
+        for _ in range(40):
+            scene.step(scene.now + 0.25)
+            assert max(e.share for e in scene.step().endpoints) <= 0.5 + 1e-9
+        assert {scene.at(address).state for address in (B, C)} == {State.ALL_OUT}
+        assert "all endpoints were out, so it keeps 100% of its work; open: status 500" in scene.at(B).reason
+
+    def test_after_a_restart_the_first_to_come_back_is_not_flooded_either(self) -> None:
+        scene = Scene([A, B])
+        scene.see(rejected(1000.0, A), rejected(1000.0, B, retry_after_s=50.0))
+        scene.run(1006.0)
+        again = Scene([A, B], now=1006.0, memory=scene.controller.remember(1006.0))
+        again.step()
+        assert again.at(B).share == pytest.approx(scene.at(B).share, abs=0.01)
 
     def test_a_pool_of_one_is_never_out(self) -> None:
         scene = Scene([A])
@@ -366,6 +400,19 @@ class TestAllOut:
         scene.see(*answered(1001.0, 0.1, request="good"))
         scene.step()
         assert scene.at().state == State.RAMPING
+
+
+class TestManyDead:
+    def test_the_tries_of_many_are_few_attempts_together(self) -> None:
+        addresses = [f"10.0.1.{i}:8000" for i in range(30)]
+        scene = Scene(addresses)
+        for address in addresses[:20]:
+            scene.see(*(failed(1000.0, address, request=f"f{i}{address}") for i in range(3)))
+        scene.run(1031.0)
+        assert {scene.at(address).state for address in addresses[:20]} == {State.HALF_OPEN}
+        shares = [scene.at(address).share for address in addresses[:20]]
+        assert sum(shares) == pytest.approx(0.05)
+        assert min(shares) > 0 and min(scene.at(address).weight for address in addresses[:20]) > 50
 
 
 class TestRamp:

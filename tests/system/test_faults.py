@@ -76,3 +76,23 @@ async def test_a_callers_quota_costs_an_endpoint_nothing(tmp_path: Path, engines
         quota = await trimtab.metric("trimtab_rejections_total", verdict="quota")
     assert quota > 10
     assert after == before
+
+
+async def test_engines_that_were_all_full_come_back_together(tmp_path: Path, engines: Engines) -> None:
+    """The first whose cool-down ends must not get all the work: it would be full again, and so on in turn."""
+    trimtab = Trimtab(tmp_path, "up", policy_for(engines))
+    full_at, healed_at, end = 2.0, 5.0, 15.0
+    async with running(trimtab):
+        await trimtab.wait_serving()
+        async with asyncio.TaskGroup() as tasks:
+            load = tasks.create_task(replay(trimtab.url, steady(RATE, end), model="sim", seed=5))
+            await asyncio.sleep(full_at)
+            for number in range(3):
+                await engines.fault(number, "saturate_429")
+            await asyncio.sleep(healed_at - full_at)
+            for number in range(3):
+                await engines.fault(number, "none")
+    results = load.result()
+    assert failures([result for result in results if result.request.arrival_s > healed_at + 0.5]) == []
+    for second in range(int(healed_at) + 1, int(end) - 2):
+        assert max(share(results, name, second, second + 2) for name in engines.names) < 0.75

@@ -18,6 +18,9 @@ from trimtab.shaping.weights import floored, moved, to_weight
 # The floor never gives an endpoint more than this part of what it would get by capacity alone, so that it
 # stays a floor in a large pool and does not load a weak endpoint.
 _FLOOR_OF_CAPACITY = 0.5
+# All half-open endpoints together get no more than this by their floors: in a pool of many dead ones each try is
+# an attempt that most likely fails, and a request has only so many.
+_HALF_OPEN_TOTAL = 0.05
 
 Pushed = Mapping[str, tuple[int, bool]]  # address -> weight, takes work
 Holds = Mapping[EndpointId, Hold | None]
@@ -67,13 +70,17 @@ class Shaper:
         scores = {id: _bounded(score) for id, score in law.judge(replace(pool, held=held), now).items()}
         shaped = {id: self._shaped(now, id, hold, scores[id].score, law) for id, hold in holds.items()}
         all_out = all(holds.values())
-        shares = self._shares(pool, holds, all_out, {id: _wanted(scores[id], shaped[id], law) for id in holds}, law)
+        for id, hold in holds.items():
+            self._standings[id].lean_on(hold, all_out)
+        shares = self._shares(pool, holds, scores, {id: _wanted(scores[id], shaped[id], law) for id in holds}, law)
         changed = self._push({view.id.address: shares.get(view.id) for view in views}, law)
 
         decisions = []
         for view in views:
             score, hold = scores[view.id], holds[view.id]
-            state, until, reason = self._say(now, hold, all_out, shaped[view.id], score)
+            state, until, reason = self._say(
+                now, hold, all_out, self._standings[view.id].leaned_on, shaped[view.id], score
+            )
             decisions.append(
                 EndpointDecision(
                     id=view.id,
@@ -119,30 +126,45 @@ class Shaper:
         return ramp.let(now, score, self.numbers.ramp_points_per_s) if law.ramped else ramp.follow(now, score)
 
     def _shares(
-        self, pool: PoolSnapshot, holds: Holds, all_out: bool, wanted: Mapping[EndpointId, float], law: Law
+        self,
+        pool: PoolSnapshot,
+        holds: Holds,
+        scores: Mapping[EndpointId, Score],
+        wanted: Mapping[EndpointId, float],
+        law: Law,
     ) -> dict[EndpointId, float]:
         """The shares of the endpoints that take work; they sum to 1."""
         capacities = capacities_of(pool)
-        takers = [id for id, hold in holds.items() if all_out or _takes_work(hold)]
-        raw = [0.0 if holds[id] else wanted[id] for id in takers]
-        if all_out:
-            raw = [capacities[id] * self._preference(pool.at, holds[id]) for id in takers]
-        elif not any(raw):
+        free = [id for id, hold in holds.items() if hold is None]
+        takers = [id for id, hold in holds.items() if self._takes_work(id, hold)]
+        # A law measures shares as it likes. Those that are in although they are held get theirs by capacity, in that
+        # measure: as much as the law gives where the score is 100.
+        by_score = sum(capacities[id] * scores[id].score / 100 for id in free)
+        scale = _ratio(sum(scores[id].share for id in free), by_score)
+        raw = [
+            scale * capacities[id] * self._leniency(pool.at, id, hold) if (hold := holds[id]) else wanted[id]
+            for id in takers
+        ]
+        if not any(raw):
             raw = [0.0 if holds[id] else capacities[id] for id in takers]
         total = sum(capacities[id] for id in takers)
+        held_floor = _HALF_OPEN_TOTAL / max(1, len(takers) - len(free))
         # One that is half open gets no more than its floor, so it always has one.
         floors = [
-            min(self.numbers.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total)
+            min(self.numbers.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total, held_floor if holds[id] else 1.0)
             if law.floored or holds[id]
             else 0.0
             for id in takers
         ]
         return dict(zip(takers, floored(raw, floors), strict=True))
 
-    def _preference(self, now: float, hold: Hold | None) -> float:
-        """With all endpoints out: less for one that is out for longer than an ordinary cool-down."""
-        left = 0.0 if hold is None or hold.until is None else hold.until - now
-        return 1.0 / max(1.0, left / self.numbers.cool_down_max_s)
+    def _takes_work(self, id: EndpointId, hold: Hold | None) -> bool:
+        return hold is None or hold.state is State.HALF_OPEN or self._standings[id].leaned_on > 0
+
+    def _leniency(self, now: float, id: EndpointId, hold: Hold) -> float:
+        """0..1: less for one that is out for longer than an ordinary cool-down."""
+        left = 0.0 if hold.until is None else hold.until - now
+        return self._standings[id].leaned_on / max(1.0, left / self.numbers.cool_down_max_s)
 
     def _push(self, shares: Mapping[str, float | None], law: Law) -> bool:
         """Put shares (None: takes no work) in force if they differ enough, and say whether to push them."""
@@ -158,13 +180,14 @@ class Shaper:
         return differs or first
 
     def _say(
-        self, now: float, hold: Hold | None, all_out: bool, shaped: float, score: Score
+        self, now: float, hold: Hold | None, all_out: bool, leaned_on: float, shaped: float, score: Score
     ) -> tuple[State, float | None, str]:
         """The state of an endpoint, when it ends by itself, and a line for people."""
         if hold is not None:
-            if all_out and not _takes_work(hold):
-                return State.ALL_OUT, hold.until, f"all endpoints are out, so all are in; {hold.reason}"
-            return hold.state, hold.until, hold.reason
+            if hold.state is State.HALF_OPEN or not leaned_on:
+                return hold.state, hold.until, hold.reason
+            so = "are out, so all are in" if all_out else f"were out, so it keeps {leaned_on:.0%} of its work"
+            return State.ALL_OUT, hold.until, f"all endpoints {so}; {hold.reason}"
         if shaped < score.score:
             left = (score.score - shaped) / self.numbers.ramp_points_per_s
             points = f"{shaped:.0f} of {score.score:.0f} points"
@@ -176,8 +199,8 @@ class Shaper:
         return State.UP, None, f"up: {score.score:.0f} points{lost_by}{why}"
 
 
-def _takes_work(hold: Hold | None) -> bool:
-    return hold is None or hold.state is State.HALF_OPEN
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if part > 0 and whole > 0 else 1.0
 
 
 def _bounded(score: Score) -> Score:

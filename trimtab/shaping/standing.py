@@ -17,6 +17,10 @@ from trimtab.shaping.ramp import Ramp
 
 # An endpoint that was out for a full KV cache comes back a little below the limit, or it would flap.
 _KV_HYSTERESIS = 0.02
+# An endpoint that is leaned on and refuses or fails again keeps this part of its work, at each step,
+_LEANED_ON_LESS = 0.5
+# and none once it is below this part.
+_LEANED_ON_LEAST = 0.05
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -44,6 +48,7 @@ class StandingMemory(BaseModel):
     breaker_opened_at: float | None = None
     breaker_until: float | None = None
     why: dict[Judgement, str] = {}
+    leaned_on: float = Field(default=0, ge=0, le=1)
 
 
 class Standing:
@@ -56,6 +61,8 @@ class Standing:
         self._leaving_until = -inf
         self._why: dict[Judgement, str] = {}  # of the last one of a kind
         self.was_full = False  # out for it at the last step
+        self.leaned_on = 0.0  # 0..1, the part of its work that it keeps while it is held
+        self._accused = False  # since the last step
 
     def judged(self, judged: Judged, numbers: Shaping, rng: Random) -> None:
         """Take in what an attempt said of the endpoint."""
@@ -71,6 +78,7 @@ class Standing:
                 return
             case _:
                 return
+        self._accused = True
         self._why[judged.judgement] = judged.why
 
     def spoke(self, started_at: float) -> None:
@@ -90,6 +98,21 @@ class Standing:
             why = self._why.get(Judgement.FAILURE, "failures")
             return Hold(State.HALF_OPEN, None, f"half-open: {why}; the next attempt decides")
         return None
+
+    def lean_on(self, hold: Hold | None, all_out: bool) -> None:
+        """Let a held endpoint take work because all are held, and go on when the first of them is back.
+
+        That one alone would take all work, be flooded, and all would be out again. What shows that another does not
+        deserve its part is that it goes on to refuse or to fail.
+        """
+        if all_out:
+            self.leaned_on = 1.0
+        elif hold is None or hold.state is State.FULL:
+            self.leaned_on = 0.0
+        elif self._accused:
+            less = self.leaned_on * _LEANED_ON_LESS
+            self.leaned_on = less if less >= _LEANED_ON_LEAST else 0.0
+        self._accused = False
 
     def is_full(self, kv_usage: float | None, limit: float) -> bool:
         """Whether the KV cache is at the limit; UNKNOWN is not."""
@@ -111,6 +134,7 @@ class Standing:
             breaker_opened_at=when(self._breaker.opened_at),
             breaker_until=when(self._breaker.until),
             why=dict(self._why),
+            leaned_on=self.leaned_on,
         )
 
     @classmethod
@@ -129,6 +153,7 @@ class Standing:
         standing._breaker.opened_at = when(memory.breaker_opened_at, 0.0)
         standing._breaker.until = when(memory.breaker_until, numbers.breaker_open_s * LONGEST_OPEN)
         standing._why = dict(memory.why)
+        standing.leaned_on = memory.leaned_on
         return standing
 
     def _out(self, now: float, state: State, until: float, because: Judgement) -> Hold:

@@ -103,6 +103,11 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
                 outstanding_prompt_bytes=40_960,
                 oldest_wait_s=0.8,
                 ttft_s=0.41,
+                ttft_p99_s=1.9,
+                inter_token_p99_s=0.06,
+                tokens_per_s=820.0,
+                tokens_per_s_best=1900.0,
+                prediction_error=0.18,
                 ttft_samples=500,
                 error_share=0.02,
                 signals=full,
@@ -164,7 +169,7 @@ async def test_the_page_is_well_formed(state: AdminState, metrics: Metrics, cloc
     await values(metrics)
     for family in text_string_to_metric_families(await page(metrics)):
         assert family.documentation.endswith("."), family.name
-        assert re.fullmatch(r"(trimtab|lb)_[a-z_]+", family.name)
+        assert re.fullmatch(r"(trimtab|lb)_[a-z0-9_]+", family.name)
         assert not re.search(r"_(ms|milliseconds|percent|kb|mb)$", family.name), "base units only"
         assert not any(sample.name.endswith("_created") for sample in family.samples)
     body, content_type = await metrics.render("application/openmetrics-text; version=1.0.0")

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
+from trimtab.policy.needs import unmet_needs
 from trimtab.policy.words import quoted, shown
 from trimtab.scoring import ScoringPolicy, default_scoring
 from trimtab.strict import Flaw, Strict
@@ -386,6 +387,7 @@ class Policy(Strict):
         yield from _used_twice("pool", "pools", [pool.name for pool in self.pools])
         yield from self._unreached_globs()
         yield from self._shared_addresses()
+        yield from self._unmet_needs()
         if self.ext_proc.workers > 1 and self.services.ext_proc.startswith("unix:"):
             yield Flaw(
                 "ext_proc.workers above 1 need services.ext_proc on TCP, as in 127.0.0.1:18001: "
@@ -405,6 +407,11 @@ class Policy(Strict):
                         "change one of them, or put the narrower pool first",
                         ("pools", index, "models", position),
                     )
+
+    def _unmet_needs(self) -> Iterator[Flaw]:
+        for index, pool in enumerate(self.pools):
+            for unmet in unmet_needs(pool, self.ext_proc):
+                yield Flaw(unmet, ("pools", index, "scoring", "law"))
 
     def _shared_addresses(self) -> Iterator[Flaw]:
         ours = [(("listen", "port"), self.listen.socket)]

@@ -83,8 +83,15 @@ def answered(at: float, ttft_s: float, address: str = A, request: str = "r") -> 
     ]
 
 
-def stream_read(at: float, address: str = A, request: str = "r", *, verdict: Verdict | None = None) -> StreamRead:
-    return StreamRead(at, POOL, address, request, 10, 0.02, 0.05, verdict is None, verdict)
+def stream_read(
+    at: float,
+    address: str = A,
+    request: str = "r",
+    *,
+    gaps_s: Sequence[float] = (0.02, 0.05),
+    verdict: Verdict | None = None,
+) -> StreamRead:
+    return StreamRead(at, POOL, address, request, tuple(gaps_s), verdict is None, verdict)
 
 
 def load(at: float, in_flight: int, address: str = A, *, node: str = "envoy") -> LoadReported:

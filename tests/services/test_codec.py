@@ -57,9 +57,7 @@ OBSERVATIONS = st.one_of(
     st.builds(
         StreamRead,
         **WHERE,
-        chunks=STATUSES,
-        mean_gap_s=st.none() | TIMES,
-        max_gap_s=st.none() | TIMES,
+        gaps_s=st.lists(TIMES).map(tuple),
         finished=st.booleans(),
         verdict=st.none() | st.sampled_from(Verdict),
     ),
@@ -103,7 +101,8 @@ SOMEWHERE = {"at": 1.0, "pool": "p", "address": "10.0.0.1:80", "request_id": "r"
         pb.Observation(**SOMEWHERE, ended=pb.AttemptEnded(started_at=math.nan)),
         pb.Observation(**SOMEWHERE, ended=pb.AttemptEnded(first_byte_s=-1)),
         pb.Observation(**SOMEWHERE, stream_read=pb.StreamRead(verdict=99)),
-        pb.Observation(**SOMEWHERE, stream_read=pb.StreamRead(max_gap_s=math.inf)),
+        pb.Observation(**SOMEWHERE, stream_read=pb.StreamRead(gaps_s=[0.1, math.inf])),
+        pb.Observation(**SOMEWHERE, stream_read=pb.StreamRead(gaps_s=[-0.1])),
     ],
     ids=lambda message: str(message).replace("\n", " ")[-60:],
 )

@@ -1,6 +1,7 @@
 """What is known of one attempt."""
 
 from dataclasses import dataclass
+from math import inf
 
 from trimtab.fleet.judgement import Judgement
 from trimtab.fleet.observation import AttemptEnded, Rejected
@@ -20,6 +21,7 @@ class Attempt:
     leased: bool = False
     waiting: bool = False  # for a token, as far as it is known
     token_at: float | None = None
+    read_until: float = -inf  # when what was last read of its stream after that was seen
     rejected: Rejected | None = None
     ended: AttemptEnded | None = None
     judgement: Judgement | None = None

@@ -82,6 +82,11 @@ class Ledger:
         return len(self._streams)
 
     @property
+    def decoding(self) -> int:
+        """Attempts in flight that are past their first token, as far as it is known."""
+        return len(self._leases) - len(self._streams) - len(self._others)
+
+    @property
     def request_ids(self) -> frozenset[str]:
         """The requests whose attempts are still known."""
         return frozenset(self._by_request)

@@ -84,15 +84,16 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class StreamRead:
-    """A streamed answer that was read to its end (a sample is): what its tokens and last events said."""
+    """What was read of a streamed answer since its first token, or since the last StreamRead of it.
+
+    A share of the streams is read whole. One that goes on is reported every few seconds, and each at its end.
+    """
 
     at: float
     pool: str
     address: str
     request_id: str
-    chunks: int  # chunks that carried generated content
-    mean_gap_s: float | None  # between such chunks; None with fewer than two
-    max_gap_s: float | None
+    gaps_s: tuple[float, ...]  # from each chunk that carried generated content to the next; 0 if they came together
     finished: bool  # it ended as its protocol says ([DONE], message_stop, a finish_reason)
     verdict: Verdict | None  # of an error event after the first token
 

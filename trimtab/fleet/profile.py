@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trimtab.fleet.conduct import ERROR_PRIOR, Conduct, Evidence
+from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence
 from trimtab.fleet.coverage import Coverage
 from trimtab.fleet.load import LoadReports
 from trimtab.fleet.observation import LoadReported, Signals
+from trimtab.fleet.pace import Pace
 from trimtab.fleet.readings import Readings
 from trimtab.fleet.snapshot import EndpointId, EndpointView
 from trimtab.fleet.spec import EndpointSpec
@@ -25,6 +26,7 @@ class ProfileMemory(BaseModel):
     attempts: float = Field(default=0, ge=0, le=1e9)
     process_start: float | None = None
     generated_tokens: float | None = Field(default=None, ge=0)
+    tokens_per_s_best: float | None = Field(default=None, ge=0)
 
 
 class Profile:
@@ -47,8 +49,15 @@ class Profile:
     ) -> None:
         self.id = id
         self.spec = spec
+        self.pace = Pace(MEMORY_S)
         self.conduct = Conduct(
-            id, born_at=born_at, ttft_alpha=ttft_alpha, coverage=coverage, departed=departed, tell=tell
+            id,
+            born_at=born_at,
+            ttft_alpha=ttft_alpha,
+            coverage=coverage,
+            pace=self.pace,
+            departed=departed,
+            tell=tell,
         )
         self._born_at = born_at
         self._readings = Readings()
@@ -62,6 +71,7 @@ class Profile:
     def read(self, now: float, at: float, signals: Signals) -> None:
         if self._is_news(at):
             self._readings.take(min(now, at), signals)
+            self.pace.read(min(now, at), signals)
 
     def load_reported(self, now: float, report: LoadReported) -> None:
         if report.at >= self._born_at:
@@ -73,6 +83,7 @@ class Profile:
         ledger = self.conduct.ledger
         for at, reported in self._load.settled(now):
             self._load.differ(at, ledger.in_flight_at(at) - reported)
+        self.pace.decoding(now, ledger.decoding)
         self._lease_difference = self._load.lasting_difference(now)
         if self._lease_difference > 0:
             ledger.release_oldest(now, self._lease_difference)
@@ -80,7 +91,7 @@ class Profile:
 
     def view(self, now: float, stale_after_s: float) -> EndpointView:
         signals, age = self._readings.view(now, stale_after_s)
-        conduct, ledger = self.conduct, self.conduct.ledger
+        conduct, ledger, pace = self.conduct, self.conduct.ledger, self.pace
         return EndpointView(
             id=self.id,
             name=self.spec.name,
@@ -88,6 +99,16 @@ class Profile:
             labels=self.spec.labels,
             ttft_s=conduct.known_ttft(now),
             ttft_samples=conduct.ttft.samples,
+            ttft_recent_s=pace.ttft_recent_s(now),
+            ttft_p99_s=pace.ttft_p99_s(now),
+            inter_token_s=pace.inter_token_s(now),
+            inter_token_p99_s=pace.inter_token_p99_s(now),
+            tokens_per_s=pace.tokens_per_s(now, signals),
+            tokens_per_s_best=pace.tokens_per_s_best(now),
+            preemptions_per_s=pace.preemptions_per_s(signals),
+            prompt_bytes_mean=pace.prompt_bytes_mean(now),
+            prompt_bytes_std=pace.prompt_bytes_std(now),
+            failures_in_row=conduct.failures_in_row,
             error_share=conduct.errors.share(now, prior_hits=0.0, prior_total=ERROR_PRIOR),
             error_samples=conduct.errors.total(now),
             # Where Envoy counts more than there are leases, their starts were lost.
@@ -112,6 +133,7 @@ class Profile:
             attempts=errors.total(now),
             process_start=self._readings.process_start,
             generated_tokens=self._readings.generated_tokens,
+            tokens_per_s_best=self.pace.tokens_per_s_best(now),
         )
 
     def recall(self, at: float, memory: ProfileMemory) -> None:
@@ -120,6 +142,8 @@ class Profile:
         self.conduct.errors.add(at, min(memory.errors, memory.attempts), memory.attempts)
         self._readings.process_start = memory.process_start
         self._readings.generated_tokens = memory.generated_tokens
+        if memory.tokens_per_s_best is not None:
+            self.pace.recall_best(at, memory.tokens_per_s_best)
 
     def _is_news(self, at: float) -> bool:
         return at >= self._born_at and self._readings.is_news(at)

@@ -63,7 +63,7 @@ def test_water_finds_its_level(work: float, endpoints: list[tuple[float, float]]
     """All that is poured is `work`; whoever gets some ends at one level, and whoever gets none is above it."""
     waits, widths = [wait for wait, _ in endpoints], [rate for _, rate in endpoints]
     parts = pour(work, waits, widths)
-    assert sum(parts) == pytest.approx(max(work, 1e-6), rel=1e-6)
+    assert sum(parts) == pytest.approx(max(work, 1e-6), rel=1e-6, abs=1e-9)
     wet = [wait + part / rate for wait, rate, part in zip(waits, widths, parts, strict=True) if part > 0]
     assert all(low == pytest.approx(high, abs=1e-6) for low, high in pairwise(wet))
     dry = [wait for wait, part in zip(waits, parts, strict=True) if part == 0]

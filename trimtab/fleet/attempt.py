@@ -19,6 +19,7 @@ class Attempt:
     in_flight: int = 0  # likewise
     leased: bool = False
     waiting: bool = False  # for a token, as far as it is known
+    witness: bool = False  # its token would be seen, so its waiting shows silence
     token_at: float | None = None
     rejected: Rejected | None = None
     ended: AttemptEnded | None = None

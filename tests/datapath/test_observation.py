@@ -66,6 +66,11 @@ class Script:
             503,
             {"content-type": "x/y"},
         ),
+        "dripping": Chunks(
+            [(0, b'{"error":{"message":"The engine is currently busy"}}'), *[(0.1, b" ")] * 100],
+            503,
+            {"content-type": "application/json"},
+        ),
         "quota": QUOTA,
         "broken": Body(500, b"no JSON"),
         "reset": Reset(),
@@ -174,6 +179,16 @@ async def test_every_refusal_of_a_retried_request_is_read(rig: Rig) -> None:
     ]
     (first,) = rig.seen(FirstToken, answer.request_id)
     assert first.address == ends[2].address
+
+
+async def test_a_refusal_that_drips_does_not_hold_the_retry(rig: Rig) -> None:
+    begun = time.monotonic()
+    answer = await do(rig, "dripping", "tokens")
+    took = time.monotonic() - begun
+    assert answer.status == 200
+    assert 1 <= took < 3, "reject_timeout_ms and a little; the body would last ten seconds"
+    await attempts(rig, answer, 2)
+    assert [(r.status, r.verdict) for r in rig.seen(Rejected, answer.request_id)] == [(503, Verdict.SATURATED)]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ from typing import Any
 from trimtab.fleet.observation import (
     AttemptEnded,
     AttemptStarted,
+    ClusterChanged,
     FirstToken,
     LoadReported,
     Observation,
+    ObserverMissed,
     Outcome,
     Rejected,
     Signals,
@@ -95,7 +97,15 @@ def stream_read(
 
 
 def load(at: float, in_flight: int, address: str = A, *, node: str = "envoy") -> LoadReported:
-    return LoadReported(at, POOL, address, node, in_flight, 0, 0, 0)
+    return LoadReported(at, POOL, node, {address: in_flight} if in_flight else {})
+
+
+def cluster_changed(at: float) -> ClusterChanged:
+    return ClusterChanged(at, POOL)
+
+
+def observer_missed(at: float) -> ObserverMissed:
+    return ObserverMissed(at, POOL)
 
 
 def read(at: float, address: str = A, *, error: str = "", **signals: float | None) -> SignalsRead:

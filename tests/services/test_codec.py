@@ -116,7 +116,7 @@ def test_a_message_that_cannot_be_trusted_is_no_observation(message: pb.Observat
         (AttemptStarted(1, "p", "a", "r", prompt_bytes=-1, streamed=None), ValueError),
         (AttemptStarted(1, "p", "a", "\ud800", prompt_bytes=1, streamed=None), ValueError),
         (SignalsRead(1, "p", "a", Signals()), TypeError),
-        (LoadReported(1, "p", "a", "n", 0, 0, 0, 0), TypeError),
+        (LoadReported(1, "p", "n", {}), TypeError),
     ],
 )
 def test_what_no_message_can_hold(observation: Observation, error: type[Exception]) -> None:

@@ -137,7 +137,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
             AttemptEnded(999.7, *elsewhere, 999.7, 0, Outcome.UNREACHABLE, False, None),
             SignalsRead(999.8, *elsewhere[:2], Signals(), error="refused"),
             SignalsRead(999.8, "chat", "10.0.0.1:8000", full),
-            LoadReported(999.9, "chat", "10.0.0.1:8000", "envoy-1", 11, 1, 1, 0),
+            LoadReported(999.9, "chat", "envoy-1", {"10.0.0.1:8000": 11}),
         ]
     )
     metrics.policy_accepted()

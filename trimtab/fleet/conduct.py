@@ -92,13 +92,17 @@ class Conduct:
         self.failures_in_row = 0
 
     def started(self, started: AttemptStarted) -> None:
-        if self.ledger.start(started) is None:
+        if self.ledger.start(started, missed=self._coverage.missed(started.at)) is None:
             return
         if started.prompt_bytes is not None:
             self._pace.sent(started.at, started.prompt_bytes)
         if self._held.of(started.request_id):
             # Not at once: the next start in the same batch may be the better match.
             self._joinable.add(started.request_id)
+
+    def doubt(self) -> None:
+        """Tokens may have gone unseen: no stream that runs already shows silence by waiting."""
+        self.ledger.doubt(self._coverage.missed_until)
 
     def heard(self, now: float, event: Event) -> None:
         """Take in what was heard of an attempt, and hold it while neither a start nor an end is known."""
@@ -192,11 +196,13 @@ class Conduct:
     def _speak(self, now: float, attempt: Attempt, token_at: float) -> None:
         attempt.token_at = token_at
         self.ledger.spoke(attempt, all_watched=self._coverage.silent_rank(now) == 0)
+        self._silence.spoke(attempt.ended.at if attempt.ended else token_at)
+        self._tell(Spoke(self._endpoint, token_at, attempt.started_at))
+        if self._coverage.missed(attempt.started_at):
+            return
         ttft_s = max(0.0, token_at - attempt.started_at)
         self.ttft.add(token_at, ttft_s)
         self._pace.spoke(token_at, ttft_s)
-        self._silence.spoke(attempt.ended.at if attempt.ended else token_at)
-        self._tell(Spoke(self._endpoint, token_at, attempt.started_at))
         if attempt.seen_to_start and attempt.prompt_bytes is not None:
             self._tell(
                 TokenSample(
@@ -210,9 +216,9 @@ class Conduct:
             )
 
     def _gave_up(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
-        """A client left before a token was seen: unless the stream was unwatched, the endpoint was silent."""
-        unwatched = ended.first_byte_s is not None and self._coverage.silent_rank(now) > 0
-        if (attempt.streamed or ended.streamed) and not unwatched:
+        """A client left before a token was seen: unless it may have been overlooked, the endpoint was silent."""
+        overlooked = self._coverage.missed(attempt.started_at) or self._coverage.silent_rank(now) > 0
+        if (attempt.streamed or ended.streamed) and not (overlooked and ended.first_byte_s is not None):
             self._silence.gave_up(min(now, ended.at), max(0.0, ended.at - attempt.started_at))
 
     def _close(self, now: float, attempt: Attempt) -> None:
@@ -225,6 +231,8 @@ class Conduct:
             self._judge(attempt, at, judge_status(ended.status), why=explain(ended))
         if not _is_streamed_answer(attempt, ended) or ended.first_byte_s is None:
             return
+        if self._coverage.missed(attempt.started_at):
+            return  # that it went unseen says nothing of those that come
         if ended.outcome is Outcome.COMPLETE:
             self._coverage.add(at, seen=attempt.token_at is not None)
             unwatched = True

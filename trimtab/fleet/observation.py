@@ -5,8 +5,10 @@ services listen on loopback or a unix socket). `pool` is the pool's name, which 
 `address` is `ip:port` exactly as Envoy reports it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 
 class Verdict(StrEnum):
@@ -100,16 +102,31 @@ class StreamRead:
 
 @dataclass(frozen=True, slots=True)
 class LoadReported:
-    """One LRS report of one Envoy about one endpoint: a gauge and what was added since the last report."""
+    """One LRS report of one Envoy about one pool: what is in flight to each address. Those left out are idle."""
 
+    address: ClassVar[str] = ""  # it is about the whole pool
     at: float
     pool: str
-    address: str
     node: str  # the reporting Envoy
-    in_flight: int
-    issued: int
-    succeeded: int  # Envoy counts a 429 as success
-    failed: int
+    in_flight: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChanged:
+    """Envoys are given another cluster for the pool. What is in flight runs on, but their reports begin at 0."""
+
+    address: ClassVar[str] = ""
+    at: float
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverMissed:
+    """An observer is, or was until now, away or stopped: tokens go unseen, or are read long after they came."""
+
+    address: ClassVar[str] = ""
+    at: float
+    pool: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,4 +152,14 @@ class SignalsRead:
     error: str = ""
 
 
-Observation = AttemptStarted | FirstToken | Rejected | AttemptEnded | StreamRead | LoadReported | SignalsRead
+Observation = (
+    AttemptStarted
+    | FirstToken
+    | Rejected
+    | AttemptEnded
+    | StreamRead
+    | SignalsRead
+    | LoadReported
+    | ClusterChanged
+    | ObserverMissed
+)

@@ -6,9 +6,11 @@ from typing import Any
 from trimtab.fleet.observation import (
     AttemptEnded,
     AttemptStarted,
+    ClusterChanged,
     FirstToken,
     LoadReported,
     Observation,
+    ObserverMissed,
     Rejected,
     SignalsRead,
     StreamRead,
@@ -31,7 +33,9 @@ def _answer(o: AttemptEnded) -> tuple[float, ...]:
 # `repr` is several times as slow.
 _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     SignalsRead: lambda o: (o.at, 0, o.address, repr(o)),
-    LoadReported: lambda o: (o.at, 1, o.address, repr(o)),
+    ClusterChanged: lambda o: (o.at, 1, "cluster"),
+    ObserverMissed: lambda o: (o.at, 1, "observer"),
+    LoadReported: lambda o: (o.at, 1, "report", o.node, repr(o)),
     AttemptStarted: lambda o: (o.at, 2, o.address, o.request_id, _maybe(o.prompt_bytes), _maybe(o.streamed)),
     FirstToken: lambda o: (o.at, 3, o.address, o.request_id),
     Rejected: lambda o: (o.at, 4, o.address, o.request_id, repr(o)),

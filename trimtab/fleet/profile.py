@@ -1,13 +1,13 @@
 """All that is known of one incarnation of an endpoint: its attempts, its own readings, and Envoy's counts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence
 from trimtab.fleet.coverage import Coverage
-from trimtab.fleet.load import LoadReports
-from trimtab.fleet.observation import LoadReported, Signals
+from trimtab.fleet.load import Differences, Moment
+from trimtab.fleet.observation import Signals
 from trimtab.fleet.pace import Pace
 from trimtab.fleet.readings import Readings
 from trimtab.fleet.snapshot import EndpointId, EndpointView
@@ -61,7 +61,7 @@ class Profile:
         )
         self._born_at = born_at
         self._readings = Readings()
-        self._load = LoadReports()
+        self._differences = Differences()
         self._lease_difference = 0
 
     def shows_restart(self, at: float, signals: Signals) -> bool:
@@ -73,23 +73,20 @@ class Profile:
             self._readings.take(min(now, at), signals)
             self.pace.read(min(now, at), signals)
 
-    def load_reported(self, now: float, report: LoadReported) -> None:
-        if report.at >= self._born_at:
-            self._load.take(min(now, report.at), report.node, report.in_flight)
-
-    def settle(self, now: float) -> None:
-        """Draw what follows from the passing of time."""
+    def settle(self, now: float, moments: Sequence[Moment]) -> None:
+        """Draw what follows from the passing of time, and from what Envoys counted at some moments."""
         self.conduct.settle(now)
-        ledger = self.conduct.ledger
-        for at, reported in self._load.settled(now):
-            self._load.differ(at, ledger.in_flight_at(at) - reported)
-        self.pace.decoding(now, ledger.decoding)
-        self._lease_difference = self._load.lasting_difference(now)
+        self.pace.decoding(now, self.conduct.ledger.decoding)
+        for moment in moments:
+            if moment.oldest >= self._born_at:
+                self._differences.note(moment.newest, self._difference(moment))
+        self._lease_difference = self._differences.lasting(now)
         if self._lease_difference > 0:
-            ledger.release_oldest(now, self._lease_difference)
-            self._load.start_over()
+            self.conduct.ledger.release_oldest(now, self._lease_difference, moments[-1].since)
+            self._differences.start_over()
 
-    def view(self, now: float, stale_after_s: float) -> EndpointView:
+    def view(self, now: float, stale_after_s: float, reported: int | None) -> EndpointView:
+        """All that is known of it; `reported` is what Envoys have in flight by their own count."""
         signals, age = self._readings.view(now, stale_after_s)
         conduct, ledger, pace = self.conduct, self.conduct.ledger, self.pace
         return EndpointView(
@@ -119,7 +116,7 @@ class Profile:
             oldest_wait_s=conduct.silence(now),
             signals=signals,
             signals_age_s=age,
-            in_flight_reported=self._load.total(now),
+            in_flight_reported=reported,
             lease_difference=self._lease_difference,
         )
 
@@ -144,6 +141,17 @@ class Profile:
         self._readings.generated_tokens = memory.generated_tokens
         if memory.tokens_per_s_best is not None:
             self.pace.recall_best(at, memory.tokens_per_s_best)
+
+    def _difference(self, moment: Moment) -> int:
+        """Leases minus what was reported, as far as it is certain: all the time that the reports span.
+
+        What may run uncounted can be above the reports, and still helps to explain what is in them.
+        """
+        times = {moment.oldest, moment.newest}
+        ledger, reported = self.conduct.ledger, moment.in_flight.get(self.id.address, 0)
+        counted = min(ledger.in_flight_at(at, moment.since) for at in times)
+        in_all = max(ledger.in_flight_at(at) for at in times)
+        return max(0, counted - reported) + min(0, in_all - reported)
 
     def _is_news(self, at: float) -> bool:
         return at >= self._born_at and self._readings.is_news(at)

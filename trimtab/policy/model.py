@@ -17,7 +17,7 @@ from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
 from trimtab.policy.needs import unmet_needs
 from trimtab.policy.words import quoted, shown
-from trimtab.scoring import ScoringPolicy, default_scoring
+from trimtab.scoring import ScoringPolicy, default_scoring, make_law
 from trimtab.strict import Flaw, Strict
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
@@ -273,10 +273,10 @@ class Balancing(Strict):
         "least_request",
         description="least_request also counts what is in flight at this moment; round_robin does not.",
     )
-    active_request_bias: Annotated[float, Field(ge=0, le=10)] = Field(
-        1,
+    active_request_bias: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        None,
         description="least_request: unequal weights are divided by (requests in flight + 1) to this power. "
-        "0 leaves the weights as they are.",
+        "0 leaves the weights as they are. Default: 0 under a law that counts what is in flight itself, else 1.",
     )
 
 
@@ -345,6 +345,12 @@ class Pool(Strict):
                     f"{quoted(endpoint.address)} is already endpoints[{before}] of this pool; remove one",
                     ("endpoints", index, "address"),
                 )
+
+    @property
+    def request_bias(self) -> float:
+        """The power of requests in flight by which Envoy divides weights."""
+        bias = self.balancing.active_request_bias
+        return make_law(self.scoring).request_bias if bias is None else bias
 
     def serves(self, model: str) -> bool:
         """Whether one of the globs matches `model` (case matters)."""

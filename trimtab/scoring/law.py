@@ -52,6 +52,9 @@ class Law(ABC):
     ramped: ClassVar[bool] = True  # the score may rise only so many points per second
     damped: ClassVar[bool] = True  # small changes of a weight are not pushed
     floored: ClassVar[bool] = True  # an endpoint that is in keeps a least share; False: the law sees to that
+    request_bias: ClassVar[float] = (
+        1.0  # Envoy's, where a policy names none; 0: the law itself counts what is in flight
+    )
     ttft_alpha: float = 0.2  # weight of a new sample in the mean TTFT that the law is shown
 
     @abstractmethod

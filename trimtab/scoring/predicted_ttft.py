@@ -83,6 +83,7 @@ class PredictedTtft(Law):
     # It moves shares on purpose at every interval, and keeps its own floor.
     ramped: ClassVar[bool] = False
     damped: ClassVar[bool] = False
+    request_bias: ClassVar[float] = 0.0
     floored: ClassVar[bool] = False
 
     def __init__(self, policy: PredictedTtftPolicy) -> None:
@@ -152,11 +153,12 @@ class PredictedTtft(Law):
 
     def _shares(self, waits: Sequence[float], rates: Sequence[float]) -> list[float]:
         """The part of what comes next for each endpoint that takes work; they sum to 1."""
+        # What is levelled is the TTFT of a typical request, whose own prompt takes its time too.
+        ttfts = [wait + self._prompt_kilotokens / rate for wait, rate in zip(waits, rates, strict=True)]
         if self._policy.form == "power":
-            typical = [wait + self._prompt_kilotokens / rate for wait, rate in zip(waits, rates, strict=True)]
-            parts = [(1.0 / max(ttft, _LEAST_TTFT_S)) ** self._policy.gamma for ttft in typical]
+            parts = [(1.0 / max(ttft, _LEAST_TTFT_S)) ** self._policy.gamma for ttft in ttfts]
         else:
-            parts = pour(self._coming(), waits, rates)
+            parts = pour(self._coming(), ttfts, rates)
         total = sum(parts) or 1.0
         return [part / total for part in parts]
 

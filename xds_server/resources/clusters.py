@@ -87,7 +87,7 @@ _LB_POLICIES = {"least_request": ClusterLbPolicy.LEAST_REQUEST, "round_robin": C
 
 def _least_request(pool: Pool) -> ClusterLeastRequestLbConfig:
     bias = RuntimeDouble(
-        default_value=pool.balancing.active_request_bias,
+        default_value=pool.request_bias,
         runtime_key=f"trimtab.active_request_bias.{pool.name}",
     )
     return ClusterLeastRequestLbConfig(active_request_bias=bias)

@@ -13,10 +13,12 @@ from typing import Annotated, Any
 
 import typer
 import uvloop
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from trimtab.cli.errors import UserError
 from trimtab.policy import Policy, example_policy, json_schema, load_policy
+from trimtab.policy.model import OwnAddress
 
 app = typer.Typer(
     name="trimtab",
@@ -109,6 +111,13 @@ def bootstrap(
     node_id: Annotated[
         str, typer.Option(help="Names this Envoy to the control plane: give each its own.")
     ] = "trimtab-envoy",
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            help="Its admin pages, in place of the policy's services.envoy_admin: give each its own.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
     state_of_the_world: Annotated[
         bool, typer.Option("--state-of-the-world", help="Instead of incremental xDS.")
     ] = False,
@@ -116,21 +125,34 @@ def bootstrap(
     """Print the bootstrap for an Envoy that runs elsewhere."""
     from xds_server.bootstrap import render_bootstrap
 
-    sys.stdout.write(render_bootstrap(load_policy(policy), node_id=node_id, delta=not state_of_the_world))
+    if admin is not None:
+        try:
+            TypeAdapter(OwnAddress).validate_python(admin)
+        except ValidationError as error:
+            raise UserError(f"--admin {error.errors()[0]['ctx']['error']}") from None
+    loaded = load_policy(policy)
+    sys.stdout.write(render_bootstrap(loaded, node_id=node_id, admin=admin, delta=not state_of_the_world))
 
 
 @app.command()
 def check(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY.yaml")],
+    policy: Annotated[Path | None, typer.Argument(metavar="POLICY.yaml")] = None,
+    named: Annotated[
+        Path | None, typer.Option("--policy", "-p", help="The same, as other commands take it.", metavar="POLICY.yaml")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the policy with all its defaults.")] = False,
 ) -> None:
     """Validate a policy. Exit code 2, and a line for each problem, if it is bad."""
-    loaded = load_policy(policy)
+    if (policy is None) is (named is None):
+        raise UserError("name one policy: trimtab check POLICY.yaml")
+    path = policy or named
+    assert path is not None
+    loaded = load_policy(path)
     if as_json:
         sys.stdout.write(loaded.model_dump_json(indent=2) + "\n")
     else:
         endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
-        sys.stdout.write(f"{policy}: ok: {len(loaded.pools)} pool(s), {endpoints} endpoint(s)\n")
+        sys.stdout.write(f"{path}: ok: {len(loaded.pools)} pool(s), {endpoints} endpoint(s)\n")
 
 
 @app.command()

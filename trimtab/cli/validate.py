@@ -92,7 +92,7 @@ def _virtual(arm: str, law: str, piece: Sequence[Request]) -> list[dict[str, Any
     )
     if arm == "trimtab":
         addresses = [EngineAddress(one.name, one.kind.name, one.address, 0) for one in fleet.endpoints]
-        made = policy_arm(law, fleet, Pool.model_validate(demo_policy(addresses)["pools"][0]))
+        made = policy_arm(law, fleet, Pool.model_validate(demo_policy(addresses, law)["pools"][0]))
     else:
         made = make_arm(law, fleet)
     conditions = Conditions(cut_after_last_s=_CUT_AFTER_LAST_S)

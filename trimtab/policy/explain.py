@@ -42,7 +42,9 @@ def _problems(details: ErrorDetails, path: Path, schema: Schema, document: Docum
             yield from _flaws(details, path, document)
         case "union_tag_invalid" | "union_tag_not_found" if isinstance(value, dict):
             where, known = (*path, "law"), {"enum": laws(schema), "type": "string"}
-            yield document.problem(where, _misfit(value["law"], where, known, document))
+            misfit = _misfit(value["law"], where, known, document)
+            lost = isinstance(value["law"], str) and not misfit.endswith("?")
+            yield document.problem(where, misfit + ("; docs/laws/README.md says what each is for" if lost else ""))
         case "too_short" if value:
             # pydantic does not count the items that it refused; these have been reported.
             return
@@ -107,7 +109,7 @@ def _unknown_key(key: str, section: Schema) -> str:
     meant, best, likeness = _nearest(key, section)
     homes = dict.fromkeys(home.title for home in sections() if key in home.schema["properties"])
     if likeness < 1 and homes:
-        return f"unknown key here: it belongs to {' or '.join(homes)}"
+        return f"unknown key here: it belongs to {' or '.join(homes)}; move it there, or remove it"
     if likeness < _LIKE:
         return f"unknown key; the keys here are {', '.join(section['properties'])}"
     measure = f", in {unit(best)}" if unit(best) != unit(meant) else ""

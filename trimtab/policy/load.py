@@ -31,17 +31,30 @@ def parse_policy(text: str, source: str) -> Policy:
     """
     document = Document(text.removeprefix("\ufeff"), source)
     problems = list(document.problems)
+    policy: Policy | None = None
     try:
         # As JSON, pydantic's strict mode takes exactly what the JSON Schema allows: "10000" is no port.
         policy = Policy.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
         noted = {problem.where for problem in problems}
         problems += [problem for problem in explain(error, document) if problem.where not in noted]
-    if not problems:
+    # A field that may be null takes what is not there for null.
+    told = {problem.where for problem in problems}
+    problems += [problem for problem in document.without_value() if problem.where not in told]
+    if policy is not None and not problems:
         return policy
     # What is repeated through an alias is mended once.
     distinct = {(problem.line, problem.column, problem.message): problem for problem in reversed(problems)}
     raise PolicyError(sorted(distinct.values(), key=lambda problem: (problem.line, problem.column)))
+
+
+def problem_at(path: str | Path, where: tuple[str | int, ...], message: str) -> Problem:
+    """A problem of a policy file that shows only in use, with the line of the value at `where`.
+
+    Raises PolicyError if the file has become unreadable.
+    """
+    text = read_policy(path).decode(errors="replace")
+    return Document(text.removeprefix("\ufeff"), str(path)).problem(where, message)
 
 
 def read_policy(path: str | Path) -> bytes:

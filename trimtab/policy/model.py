@@ -157,7 +157,10 @@ def _falling(value: Strict, *names: str) -> Iterator[Flaw]:
     for low, high in pairwise(names):
         least, most = getattr(value, low), getattr(value, high)
         if least > most:
-            yield Flaw(f"{low} ({least:g}) must not be above {high} ({most:g})", (high,), (low,))
+            unset = {low, high} - value.model_fields_set
+            of_low, of_high = (", the default" if name in unset else "" for name in (low, high))
+            mend = "".join(f": set {name} too" for name in unset)
+            yield Flaw(f"{low} ({least:g}{of_low}) must not be above {high} ({most:g}{of_high}){mend}", (high,), (low,))
 
 
 class Listen(Strict):
@@ -322,7 +325,8 @@ class Pool(Strict):
     models: tuple[Glob, ...] = Field(
         ("*",),
         min_length=1,
-        description="Globs over the request's `model`; the first pool that matches serves.",
+        description="Globs over the request's `model`: case matters, * is any characters, ? one, [ab] one of these. "
+        "The first pool that matches serves. Names are matched, not rewritten: its engines must know them.",
     )
     engine: Engine = Field("vllm", description="What the endpoints run: the names of its metrics follow from it.")
     endpoints: tuple[Endpoint, ...] = Field(min_length=1, description="The engines.")
@@ -404,8 +408,9 @@ class Policy(Strict):
     ext_proc: ExtProc = Field(default_factory=ExtProc)
     state_file: Annotated[str, Field(min_length=1)] | None = Field(
         "auto",
-        description="Where what was learned is kept over a restart. auto: a file for each policy path, under "
-        "$STATE_DIRECTORY, $XDG_STATE_HOME or ~/.local/state. null: it is not kept.",
+        description="Where what was learned is kept over a restart; a relative path begins at the policy file's "
+        "folder. Written every 5 s, and at once when an endpoint goes out or comes back. auto: a file for each policy "
+        "path, under $STATE_DIRECTORY, $XDG_STATE_HOME or ~/.local/state. null: it is not kept.",
     )
     rejections: Rejections = Field(default_factory=Rejections)
     pools: tuple[Pool, ...] = Field(min_length=1, description="What is served, and by which engines.")

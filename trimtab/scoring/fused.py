@@ -23,7 +23,10 @@ _SPREAD_ALPHA = 0.02  # weight of a new prompt: the last fifty count most
 
 
 class FusedPolicy(Strict):
-    """Numbers of the `fused` law. The weights are those at rest: each may double, and then all are made to sum to 1."""
+    """Numbers of the `fused` law.
+
+    The three weights are those at rest and must sum to 1: each may double, and then all are made to sum to 1.
+    """
 
     law: Literal["fused"] = Field("fused", description="Names this law.")
     ttft_weight: Share = Field(0.5, description="Part of the points that TTFT can lose. 0 leaves it out.")

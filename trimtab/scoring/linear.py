@@ -14,7 +14,7 @@ from trimtab.strict import Flaw, Strict
 
 
 class LinearPolicy(Strict):
-    """Numbers of the `linear` law."""
+    """Numbers of the `linear` law. Its three weights must sum to 1."""
 
     law: Literal["linear"] = Field("linear", description="Names this law.")
     kv_weight: Share = Field(0.4, description="Part of the points that KV usage can lose. 0 leaves it out.")

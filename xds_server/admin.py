@@ -25,6 +25,9 @@ _PAGES = {
     "/readyz": "200 while there is something to serve to Envoys, 503 with the reason else",
 }
 
+# Histograms since the engine's start: what they gained is told by the rates.
+_SHOWN_AS_RATES = frozenset({"ttft", "inter_token"})
+
 Json = dict[str, Any]
 
 
@@ -112,8 +115,12 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "outstanding_prompt_bytes": view.outstanding_prompt_bytes,
         "prompt_bytes_sent": view.prompt_bytes_sent,
         "oldest_wait_s": view.oldest_wait_s,
-        "signals": asdict(view.signals),
+        "signals": {name: value for name, value in asdict(view.signals).items() if name not in _SHOWN_AS_RATES},
         "signals_age_s": view.signals_age_s,
+        "signals_unknown": dict(view.signals_unknown),
+        "signal_origins": {signal: asdict(origin) for signal, origin in view.signal_origins.items()},
+        "rates": asdict(view.rates),
+        "custom": {name: asdict(reading) for name, reading in view.custom.items()},
     }
 
 
@@ -143,7 +150,7 @@ def _finite(value: Any) -> Any:
     match value:
         case dict():
             return {key: _finite(item) for key, item in value.items()}
-        case list():
+        case list() | tuple():
             return [_finite(item) for item in value]
         case float() if not math.isfinite(value):
             return None

@@ -5,10 +5,16 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from trimtab.fleet.rates import Spread
 from trimtab.pool import EndpointDecision, State
 from xds_server.state import AdminState
 
 _LABELS = ("pool", "endpoint")
+
+
+def _mean(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.mean
+
 
 # None is UNKNOWN, and has no sample.
 _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...] = (
@@ -55,6 +61,41 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
         "kv_usage_ratio",
         "Part of the KV cache in use, by the engine's own metrics.",
         lambda e: e.view.signals.kv_usage,
+    ),
+    (
+        "max_model_tokens",
+        "Tokens that a prompt and its answer may have together.",
+        lambda e: e.view.signals.max_model_len,
+    ),
+    (
+        "generated_tokens_per_second",
+        "Tokens that the engine generates, by its own metrics over the last ten seconds.",
+        lambda e: e.view.rates.generated_tokens_per_s,
+    ),
+    (
+        "prompt_tokens_per_second",
+        "Tokens of prompts that the engine takes in, by its own metrics over the last ten seconds.",
+        lambda e: e.view.rates.prompt_tokens_per_s,
+    ),
+    (
+        "preemptions_per_second",
+        "Sequences that the engine preempts, by its own metrics over the last ten seconds.",
+        lambda e: e.view.rates.preemptions_per_s,
+    ),
+    (
+        "prefix_hit_ratio",
+        "Part of the prompts that was in the engine's prefix cache, over the last ten seconds.",
+        lambda e: e.view.rates.prefix_hit_rate,
+    ),
+    (
+        "engine_ttft_mean_seconds",
+        "Mean of the times to first token of the last ten seconds, by the engine's own metrics.",
+        lambda e: _mean(e.view.rates.ttft_s),
+    ),
+    (
+        "engine_inter_token_mean_seconds",
+        "Mean of the times between tokens of the last ten seconds, by the engine's own metrics.",
+        lambda e: _mean(e.view.rates.inter_token_s),
     ),
     ("signals_age_seconds", "Age of the engine's last good reading.", lambda e: e.view.signals_age_s),
 )

@@ -7,14 +7,15 @@ and is reported as such once: no endpoint stays busy for ever in the eyes of tho
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc.aio
 from envoy.config.core.v3.address_pb2 import Address
 from envoy.service.load_stats.v3 import lrs_pb2_grpc
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsRequest, LoadStatsResponse
 
-from trimtab.fleet.observation import LoadReported
+from trimtab.fleet.observation import LoadReported, SignalsRead
+from xds_server.sources.orca import orca_reading
 
 _log = logging.getLogger(__name__)
 
@@ -24,13 +25,14 @@ _Endpoint = tuple[str, str]  # pool, address
 class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[misc]
     """Turns load reports into observations. Lives on one event loop.
 
-    `on_load` gets every report's observations at once; it must not block or raise. Clusters for which
+    `on_load` gets every report's observations at once, and what engines said in their answers' headers beside the
+    loads; it must not block or raise. Clusters for which
     `is_pool` is false are left out. `interval_s` is how often an Envoy is asked to report; it honours 0.25 s.
     """
 
     def __init__(
         self,
-        on_load: Callable[[Sequence[LoadReported]], None],
+        on_load: Callable[[Sequence[LoadReported | SignalsRead]], None],
         is_pool: Callable[[str], bool],
         interval_s: float = 0.25,
     ) -> None:
@@ -86,12 +88,14 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
     def _report(self, node: str, report: LoadStatsRequest, busy: set[_Endpoint]) -> set[_Endpoint]:
         """Hand over one report. `busy` had work in the last one; returns those that have work in this one."""
         now = time.time()
-        loads = list(self._loads(node, report, now))
+        loads, readings = self._told(node, report, now)
         seen = {(load.pool, load.address) for load in loads}
-        self._hand_over(loads + self._idle(node, busy - seen, now))
+        self._hand_over([*loads, *readings, *self._idle(node, busy - seen, now)])
         return {(load.pool, load.address) for load in loads if load.in_flight}
 
-    def _loads(self, node: str, report: LoadStatsRequest, now: float) -> Iterator[LoadReported]:
+    def _told(self, node: str, report: LoadStatsRequest, now: float) -> tuple[list[LoadReported], list[SignalsRead]]:
+        loads: list[LoadReported] = []
+        readings: list[SignalsRead] = []
         for cluster in report.cluster_stats:
             if not self._is_pool(cluster.cluster_name):
                 continue
@@ -100,16 +104,22 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
                     address = _address(stats.address)
                     if address is None:
                         continue
-                    yield LoadReported(
-                        at=now,
-                        pool=cluster.cluster_name,
-                        address=address,
-                        node=node,
-                        in_flight=stats.total_requests_in_progress,
-                        issued=stats.total_issued_requests,
-                        succeeded=stats.total_successful_requests,
-                        failed=stats.total_error_requests,
+                    loads.append(
+                        LoadReported(
+                            at=now,
+                            pool=cluster.cluster_name,
+                            address=address,
+                            node=node,
+                            in_flight=stats.total_requests_in_progress,
+                            issued=stats.total_issued_requests,
+                            succeeded=stats.total_successful_requests,
+                            failed=stats.total_error_requests,
+                        )
                     )
+                    reading = orca_reading(now, cluster.cluster_name, address, stats.load_metric_stats)
+                    if reading is not None:
+                        readings.append(reading)
+        return loads, readings
 
     def _idle(self, node: str, endpoints: set[_Endpoint], now: float) -> list[LoadReported]:
         return [
@@ -118,7 +128,7 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
             if self._is_pool(pool)  # it may be gone since the last report
         ]
 
-    def _hand_over(self, loads: list[LoadReported]) -> None:
+    def _hand_over(self, loads: Sequence[LoadReported | SignalsRead]) -> None:
         if loads:
             self._on_load(loads)
 

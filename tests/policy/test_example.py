@@ -4,7 +4,7 @@ from typing import Any
 from tests.policy.example import EXAMPLE, FULL
 from trimtab.policy import parse_policy
 from trimtab.policy.document import Document
-from trimtab.policy.model import Rejections
+from trimtab.policy.model import Rejections, SignalSources
 from trimtab.policy.schema import sections
 from trimtab.scoring import default_scoring
 
@@ -32,7 +32,8 @@ def test_every_field_is_in_it() -> None:
 
 def test_what_is_switched_off_are_the_defaults() -> None:
     full = parse_policy(FULL, "example")
-    pools = (full.pools[0].model_copy(update={"scoring": default_scoring()}), *full.pools[1:])
+    first = full.pools[0].model_copy(update={"scoring": default_scoring(), "signals": SignalSources()})
+    pools = (first, *full.pools[1:])
     samples = {"rejections": Rejections(), "pools": pools}
 
     assert full.state_file == "auto"

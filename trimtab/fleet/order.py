@@ -10,6 +10,7 @@ from trimtab.fleet.observation import (
     LoadReported,
     Observation,
     Rejected,
+    SignalQueried,
     SignalsRead,
     StreamRead,
 )
@@ -31,6 +32,7 @@ def _answer(o: AttemptEnded) -> tuple[float, ...]:
 # slow.
 _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     SignalsRead: lambda o: (o.at, 0, o.address, repr(o)),
+    SignalQueried: lambda o: (o.at, 0, o.address, repr(o)),
     LoadReported: lambda o: (o.at, 1, o.address, repr(o)),
     AttemptStarted: lambda o: (o.at, 2, o.address, o.request_id, _maybe(o.prompt_bytes), _maybe(o.streamed)),
     FirstToken: lambda o: (o.at, 3, o.address, o.request_id),

@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from trimtab.fleet.conduct import ERROR_PRIOR, Conduct, Evidence
 from trimtab.fleet.coverage import Coverage
 from trimtab.fleet.load import LoadReports
-from trimtab.fleet.observation import LoadReported, Signals
+from trimtab.fleet.observation import LoadReported, SignalQueried, SignalsRead
+from trimtab.fleet.queried import Queried, Trust
 from trimtab.fleet.readings import Readings
 from trimtab.fleet.snapshot import EndpointId, EndpointView
 from trimtab.fleet.spec import EndpointSpec
@@ -52,16 +53,25 @@ class Profile:
         )
         self._born_at = born_at
         self._readings = Readings()
+        self._queried = Queried()
         self._load = LoadReports()
         self._lease_difference = 0
 
-    def shows_restart(self, at: float, signals: Signals) -> bool:
+    def shows_restart(self, read: SignalsRead) -> bool:
         """Whether a reading comes from a later incarnation than this one."""
-        return self._is_news(at) and self._readings.show_restart(signals)
+        return self._is_news(read) and self._readings.show_restart(read)
 
-    def read(self, now: float, at: float, signals: Signals) -> None:
-        if self._is_news(at):
-            self._readings.take(min(now, at), signals)
+    def read(self, now: float, read: SignalsRead) -> None:
+        if self._is_news(read):
+            self._readings.take(min(now, read.at), read)
+
+    def shows_restart_queried(self, seen: SignalQueried) -> bool:
+        """Whether an answer of Prometheus comes from a later incarnation than this one."""
+        return self._is_of_now(seen) and self._queried.shows_restart(seen)
+
+    def queried(self, seen: SignalQueried) -> None:
+        if self._is_of_now(seen):
+            self._queried.take(seen)
 
     def load_reported(self, now: float, report: LoadReported) -> None:
         if report.at >= self._born_at:
@@ -78,8 +88,9 @@ class Profile:
             ledger.release_oldest(now, self._lease_difference)
             self._load.start_over()
 
-    def view(self, now: float, stale_after_s: float) -> EndpointView:
-        signals, age = self._readings.view(now, stale_after_s)
+    def view(self, now: float, stale_after_s: float, trust: Trust) -> EndpointView:
+        queried = self._queried.view(self._readings.view(now, stale_after_s), now, trust)
+        readings = queried.readings
         conduct, ledger = self.conduct, self.conduct.ledger
         return EndpointView(
             id=self.id,
@@ -96,8 +107,12 @@ class Profile:
             outstanding_prompt_bytes=ledger.outstanding_prompt_bytes,
             prompt_bytes_sent=ledger.prompt_bytes_sent,
             oldest_wait_s=conduct.silence(now),
-            signals=signals,
-            signals_age_s=age,
+            signals=readings.signals,
+            signals_age_s=self._readings.age(now),
+            signals_unknown=readings.unknown,
+            signal_origins=readings.origins,
+            rates=readings.rates,
+            custom=queried.custom,
             in_flight_reported=self._load.total(now),
             lease_difference=self._lease_difference,
         )
@@ -110,16 +125,19 @@ class Profile:
             ttft_at=ttft.at,
             errors=errors.hits(now),
             attempts=errors.total(now),
-            process_start=self._readings.process_start,
-            generated_tokens=self._readings.generated_tokens,
+            process_start=self._readings.known("process_start"),
+            generated_tokens=self._readings.known("generated_tokens"),
         )
 
     def recall(self, at: float, memory: ProfileMemory) -> None:
         """Begin with what was remembered at `at`."""
         self.conduct.ttft.recall(min(memory.ttft_at, at), memory.ttft_s, memory.ttft_samples)
         self.conduct.errors.add(at, min(memory.errors, memory.attempts), memory.attempts)
-        self._readings.process_start = memory.process_start
-        self._readings.generated_tokens = memory.generated_tokens
+        self._readings.recall(process_start=memory.process_start, generated_tokens=memory.generated_tokens)
 
-    def _is_news(self, at: float) -> bool:
-        return at >= self._born_at and self._readings.is_news(at)
+    def _is_of_now(self, seen: SignalQueried) -> bool:
+        """Whether the samples behind a value are of this incarnation."""
+        return seen.value is None or seen.sampled_at >= self._born_at
+
+    def _is_news(self, read: SignalsRead) -> bool:
+        return read.at >= self._born_at and self._readings.is_news(read)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trimtab.fleet.observation import Signals
+from trimtab.fleet.queried import CustomReading
+from trimtab.fleet.rates import Rates
+from trimtab.fleet.readings import Origin
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,7 +38,11 @@ class EndpointView:
     prompt_bytes_sent: int = 0  # of all attempts since this incarnation began
     oldest_wait_s: float = 0.0  # of a stream without a token; fading, of one whose client gave up
     signals: Signals = field(default_factory=Signals)  # stale values are already None
-    signals_age_s: float | None = None
+    signals_age_s: float | None = None  # of the newest good reading
+    signals_unknown: Mapping[str, str] = field(default_factory=dict)  # why each of the others is not known
+    signal_origins: Mapping[str, Origin] = field(default_factory=dict)  # of each known one
+    rates: Rates = field(default_factory=Rates)
+    custom: Mapping[str, CustomReading] = field(default_factory=dict)  # the policy's custom signals
     in_flight_reported: int | None = None  # by LRS, over all Envoys
     lease_difference: int = 0  # leases minus LRS, where it has lasted
 

@@ -8,6 +8,7 @@ alone.
 * Pools are tried in the policy's order. A model that no pool serves is answered here, with the 404 that an
   engine would give. A request whose model cannot be read (no JSON, no `model`, a GET) goes to the pool that
   serves `*`, else to the first one, and the engine says what it thinks of it.
+* A pool that wants its engines' load in their answers (ORCA) asks for it where an answer is not streamed.
 * `/health` is such a request: 200 means that Envoy reached a live engine, not only that Envoy is up.
 * `/v1/models` is answered by the engines of a single pool. With several pools no engine knows all models, so
   the answer is made here from the policy's literal names; a glob cannot be listed.
@@ -23,6 +24,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     DataSource,
     HeaderValue,
     HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
     SubstitutionFormatString,
 )
 from envoy_data_plane.envoy.config.route.v3 import (
@@ -55,6 +57,7 @@ from trimtab.policy.model import Listen, Policy, Pool, Retries
 from xds_server.resources import globs
 from xds_server.resources.local_replies import REASON_HEADER, error_body
 from xds_server.resources.request_body import METADATA_NAMESPACE, MODEL_KEY, STREAM_KEY
+from xds_server.sources.orca import REQUEST_HEADER, REQUEST_VALUE, RESPONSE_HEADER
 
 BUFFER_FILTER = "envoy.filters.http.buffer"
 CORS_FILTER = "envoy.filters.http.cors"
@@ -113,7 +116,15 @@ def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) 
             name=route_name(pool.name, asked),
             match=RouteMatch(prefix="/", dynamic_metadata=conditions + condition),
             route=action,
+            request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
+            response_headers_to_remove=[RESPONSE_HEADER] if pool.signals.orca else [],
         )
+
+
+_LOAD_WANTED = HeaderValueOption(
+    header=HeaderValue(key=REQUEST_HEADER, value=REQUEST_VALUE),
+    append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+)
 
 
 def _metadata(key: str, value: ValueMatcher) -> MetadataMatcher:

@@ -69,7 +69,10 @@ class AccessLogService(pb_grpc.AccessLogServiceServicer):  # type: ignore[misc]
 
 
 def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEnded | None:
-    """What one record says; None if it is about no endpoint (Envoy had none to send the request to)."""
+    """What one record says; None if nothing was tried on an endpoint.
+
+    Envoy had none to send the request to, or the client left while Envoy was still connecting.
+    """
     common = entry.common_properties
     address = _ip_port(common.upstream_remote_address.socket_address)
     if not address:
@@ -84,7 +87,7 @@ def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEn
                 prompt_bytes=_content_length(entry),
                 streamed=_STREAMED[asked_by_route(common.route_name)],
             )
-        case data.AccessLogType.UpstreamEnd:
+        case data.AccessLogType.UpstreamEnd if _was_tried(common):
             started_at = _seconds(common.start_time)
             first_byte_us = common.custom_tags.get(FIRST_BYTE_TAG)
             return AttemptEnded(
@@ -108,6 +111,10 @@ def _ip_port(address: SocketAddress) -> str:
     """As the ext_proc filters write it; empty if there is none."""
     host = f"[{address.address}]" if ":" in address.address else address.address
     return host and f"{host}:{address.port_value}"
+
+
+def _was_tried(common: data.AccessLogCommon) -> bool:
+    return bool(common.HasField("upstream_local_address") or common.response_flags.upstream_connection_failure)
 
 
 def _outcome(entry: data.HTTPAccessLogEntry) -> Outcome:

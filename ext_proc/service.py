@@ -1,5 +1,6 @@
 """The ext_proc service: sees what endpoints answer. Answers pass unchanged, whatever happens here."""
 
+import asyncio
 import logging
 import time
 import zlib
@@ -38,8 +39,8 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
 
     It never answers a message: when it ends a stream, Envoy lets the rest of the answer pass. A watched
     stream is ended as soon as its first token is known, so that the rest of an answer costs nothing;
-    `full_stream_percent` of them are read to the end. `report` is called on the event loop and must not
-    block.
+    `full_stream_percent` of them are read to the end. An error answer is held for `reject_timeout_s` at
+    most. `report` is called on the event loop and must not block.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         report: Report,
         rejections: RejectionReader,
         full_stream_percent: float,
+        reject_timeout_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.rejections = rejections
         self.full_stream_percent = full_stream_percent
+        self.reject_timeout_s = reject_timeout_s
         self.counters = ExtProcCounters()
         self._report = report
         self._clock = clock
@@ -93,16 +96,24 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         message = await stream.read()
         if message is grpc.aio.EOF:
             return
+        loop = asyncio.get_running_loop()
+        # Envoy's own time-out begins anew with each piece of a body, so one that drips would hold a retry for ever.
+        deadline = loop.time() + self.reject_timeout_s
         self.counters.rejects += 1
         attempt, headers = _attempt(message), _headers(message.response_headers)
         body = bytearray()
         end = message.response_headers.end_of_stream or not await_body
         try:
-            while not end and len(body) < MAX_BODY and (message := await stream.read()) is not grpc.aio.EOF:
-                body += message.response_body.body
-                end = message.response_body.end_of_stream
+            while not end and len(body) < MAX_BODY and (left_s := deadline - loop.time()) > 0:
+                # A read that is cancelled leaks in gRPC, so the last one is left to end with the stream.
+                reading = asyncio.ensure_future(_next_piece(stream))
+                done, _ = await asyncio.wait([reading], timeout=left_s)
+                if not done or (piece := reading.result()) is None:
+                    break
+                body += piece.body
+                end = piece.end_of_stream
         finally:
-            # Envoy stops waiting for the rest of a slow body: then what is here must do.
+            # Envoy stops waiting, or we do: then what is here must do.
             self._report([self._judge(attempt, headers, bytes(body))])
 
     def _judge(self, attempt: Attempt, headers: dict[str, str], body: bytes) -> Rejected:
@@ -122,6 +133,15 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
 
     def _is_read_whole(self, request_id: str) -> bool:
         return zlib.crc32(request_id.encode()) % 10_000 < self.full_stream_percent * 100
+
+
+async def _next_piece(stream: grpc.aio.ServicerContext) -> pb.HttpBody | None:
+    """The next piece of a body, or None when the stream has ended, whoever ended it."""
+    try:
+        message = await stream.read()
+    except grpc.aio.UsageError:  # that is, read after our own end
+        return None
+    return None if message is grpc.aio.EOF else message.response_body
 
 
 def _attempt(message: pb.ProcessingRequest) -> Attempt:

@@ -6,6 +6,12 @@ from ext_proc.stream import EventKind, StreamReader
 from ext_proc.verdict import RejectionReader
 from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
 
+# What a stream shows that goes on is reported so often, or after so many tokens.
+_PART_S = 2.0
+_PART_TOKENS = 256
+# One piece of a body may hold more, a packed one any number: a report must fit into a message whatever comes.
+_PART_TOKENS_MAX = 2 * _PART_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -20,7 +26,8 @@ class StreamWatch:
     """Watches one streamed answer with status 200. `now` is Unix seconds.
 
     Normally it is done as soon as it knows how the answer began: with a token, with an error, or not at all.
-    With `whole` it goes on to the end, for the times between tokens and for later errors.
+    With `whole` it goes on to the end, for the times between tokens and for later errors, and tells them in parts,
+    at most one for each piece of the body.
     """
 
     def __init__(self, attempt: Attempt, headers: dict[str, str], rejections: RejectionReader, *, whole: bool) -> None:
@@ -29,11 +36,10 @@ class StreamWatch:
         self._rejections = rejections
         self._whole = whole
         self._reader = StreamReader(headers.get("content-type", ""), headers.get("content-encoding", ""))
-        self._chunks = 0
-        self._first_at = 0.0
-        self._last_at = 0.0
-        self._max_gap_s = 0.0
         self._began = False
+        self._token_at = 0.0  # the last one
+        self._gaps_s: list[float] = []  # not reported yet
+        self._part_at = 0.0
         self.done = False
 
     def take(self, now: float, chunk: bytes, end: bool) -> list[Observation]:
@@ -58,18 +64,19 @@ class StreamWatch:
             if not self._began:
                 seen.append(self._rejected(now, Verdict.UNAVAILABLE, None, "empty-stream"))
             self._finish(now, seen, finished=False)
+        elif self._gaps_s and (now - self._part_at >= _PART_S or len(self._gaps_s) >= _PART_TOKENS):
+            seen.append(self._read(now))
         return seen
 
     def _token(self, now: float, seen: list[Observation]) -> None:
         if not self._began:
             self._began = True
-            self._first_at = now
+            self._part_at = now
             self.done = not self._whole
             seen.append(FirstToken(now, self._attempt.pool, self._attempt.address, self._attempt.request_id))
-        else:
-            self._max_gap_s = max(self._max_gap_s, now - self._last_at)
-        self._chunks += 1
-        self._last_at = now
+        elif len(self._gaps_s) < _PART_TOKENS_MAX:
+            self._gaps_s.append(max(0.0, now - self._token_at))  # the clock may be set back
+        self._token_at = now
 
     def _error(self, now: float, data: bytes, seen: list[Observation]) -> None:
         judgement = self._rejections.judge(200, self._headers, data, now)
@@ -81,21 +88,21 @@ class StreamWatch:
 
     def _finish(self, now: float, seen: list[Observation], *, finished: bool, verdict: Verdict | None = None) -> None:
         self.done = True
-        if not (self._whole and self._began):
-            return
-        gaps = self._chunks - 1
-        seen.append(
-            StreamRead(
-                at=now,
-                pool=self._attempt.pool,
-                address=self._attempt.address,
-                request_id=self._attempt.request_id,
-                chunks=self._chunks,
-                mean_gap_s=(self._last_at - self._first_at) / gaps if gaps else None,
-                max_gap_s=self._max_gap_s if gaps else None,
-                finished=finished,
-                verdict=verdict,
-            )
+        if self._whole and self._began:
+            seen.append(self._read(now, finished=finished, verdict=verdict))
+
+    def _read(self, now: float, *, finished: bool = False, verdict: Verdict | None = None) -> StreamRead:
+        gaps_s = tuple(self._gaps_s)
+        self._gaps_s.clear()
+        self._part_at = now
+        return StreamRead(
+            at=now,
+            pool=self._attempt.pool,
+            address=self._attempt.address,
+            request_id=self._attempt.request_id,
+            gaps_s=gaps_s,
+            finished=finished,
+            verdict=verdict,
         )
 
     def _rejected(self, now: float, verdict: Verdict, retry_after_s: float | None, reason: str) -> Rejected:

@@ -60,9 +60,7 @@ def to_proto(observation: Observation) -> pb.Observation:
         case StreamRead():
             what = pb.Observation(
                 stream_read=pb.StreamRead(
-                    chunks=observation.chunks,
-                    mean_gap_s=observation.mean_gap_s,
-                    max_gap_s=observation.max_gap_s,
+                    gaps_s=observation.gaps_s,
                     finished=observation.finished,
                     verdict=None if observation.verdict is None else _VERDICTS[observation.verdict],
                 )
@@ -134,19 +132,15 @@ def from_proto(message: pb.Observation) -> Observation | None:
             )
         case "stream_read":
             read = message.stream_read
-            mean_gap_s = read.mean_gap_s if read.HasField("mean_gap_s") else None
-            max_gap_s = read.max_gap_s if read.HasField("max_gap_s") else None
             late = _VERDICT_OF.get(read.verdict) if read.HasField("verdict") else None
-            if not (_is_time(mean_gap_s) and _is_time(max_gap_s)) or (late is None and read.HasField("verdict")):
+            if not all(map(_is_time, read.gaps_s)) or (late is None and read.HasField("verdict")):
                 return None
             return StreamRead(
                 at,
                 pool,
                 address,
                 request_id,
-                chunks=read.chunks,
-                mean_gap_s=mean_gap_s,
-                max_gap_s=max_gap_s,
+                gaps_s=tuple(read.gaps_s),
                 finished=read.finished,
                 verdict=late,
             )

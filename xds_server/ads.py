@@ -24,7 +24,7 @@ class TypeRow:
     """One type as one client has it."""
 
     accepted_version: str  # of the last response that was accepted; empty if none was
-    refusal: str  # why the last response was refused; empty if it was accepted
+    refusal: str  # why something of what is served now was refused; empty if nothing was
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
 
     def clients(self) -> list[ClientRow]:
         """The clients connected now that have named themselves, oldest first."""
+        snapshot = self._cache.snapshot
         named = sorted((stream for stream in self._streams if stream.node), key=lambda stream: stream.since)
         return [
             ClientRow(
@@ -77,7 +78,9 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
                 stream.variant.name,
                 stream.since,
                 {
-                    type_url: TypeRow(subscription.accepted_version, subscription.refusal)
+                    type_url: TypeRow(
+                        subscription.accepted_version, subscription.refusal(snapshot[type_url]) if snapshot else ""
+                    )
                     for type_url, subscription in stream.client.subscriptions.items()
                 },
             )

@@ -8,6 +8,8 @@ from xds_server.subscription import Push, Subscription
 _REMOVAL_ORDER = (TypeUrl.LDS, TypeUrl.RDS, TypeUrl.CDS, TypeUrl.EDS, TypeUrl.RTDS)
 """What refers goes before what it refers to."""
 
+_REFERRER = {TypeUrl.RDS: TypeUrl.LDS, TypeUrl.CDS: TypeUrl.RDS, TypeUrl.EDS: TypeUrl.CDS}
+
 
 class Client:
     """The client of one stream, whichever protocol it speaks.
@@ -15,7 +17,8 @@ class Client:
     Make before break: clusters go out first, then their assignments, listeners, routes. A route that needs a
     cluster which is new to the client waits until the client has accepted (or refused) that cluster, because
     Envoy puts a route in force at once, but a cluster only when it is warm. Nothing is taken away before the
-    client has accepted all that replaces it.
+    client has accepted all of its type, and all that might refer to it: a refused listener keeps its routes, but
+    no cluster.
     """
 
     def __init__(self, *, full: Iterable[TypeUrl], tells_absence: bool) -> None:
@@ -35,13 +38,20 @@ class Client:
                 if type_url is TypeUrl.CDS:
                     self._expect_assignments(push.fresh)
                 return push
-        referring = (TypeUrl.CDS, TypeUrl.LDS, TypeUrl.RDS)
-        if any(self.subscriptions[type_url].behind(snapshot[type_url]) for type_url in referring):
-            return None
+        return self._next_removal(snapshot, now)
+
+    def _next_removal(self, snapshot: Snapshot, now: float) -> Push | None:
+        settled: set[TypeUrl | None] = {None}
         for type_url in _REMOVAL_ORDER:
-            push = self.subscriptions[type_url].next_removal(snapshot[type_url], now)
-            if push is not None:
-                return push
+            subscription, resources = self.subscriptions[type_url], snapshot[type_url]
+            if type_url in _REFERRER.values() and subscription.behind(resources):
+                continue
+            if not subscription.gone(resources):
+                settled.add(type_url)
+            elif _REFERRER.get(type_url) in settled:
+                push = subscription.next_removal(resources, now)
+                if push is not None:
+                    return push
         return None
 
     def _awaits_cluster(self, routes: Resource) -> bool:

@@ -22,6 +22,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
     ("share_ratio", "Part of the pool's new work that the endpoint is meant to get.", lambda e: e.share),
     ("score", "What the law says of the endpoint: 0 to 100, 100 is best.", lambda e: e.score),
     ("shaped_score", "The score after the ramp: 0 to 100.", lambda e: e.shaped_score),
+    (
+        "ttft_prediction_error_ratio",
+        "Mean of |predicted - seen| / seen over the latest first tokens, where the law predicts them.",
+        lambda e: e.prediction_error,
+    ),
     ("takes_work", "1 if the endpoint takes new work, 0 if it is drained.", lambda e: e.takes_work),
     ("in_flight", "Attempts in flight, by the leases of the access log.", lambda e: e.view.in_flight),
     (
@@ -49,6 +54,22 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
         "ttft_average_seconds",
         "Average of the latest times to first token, as the law sees it.",
         lambda e: e.view.ttft_s,
+    ),
+    (
+        "ttft_p99_seconds",
+        "P99 of the times to first token of the last minute.",
+        lambda e: e.view.ttft_p99_s,
+    ),
+    (
+        "inter_token_p99_seconds",
+        "P99 of the gaps between tokens of the last minute, in the streams that were read whole.",
+        lambda e: e.view.inter_token_p99_s,
+    ),
+    ("tokens_per_second", "Tokens that the engine generates now.", lambda e: e.view.tokens_per_s),
+    (
+        "tokens_per_second_best",
+        "The most tokens per second that the engine has kept up of late.",
+        lambda e: e.view.tokens_per_s_best,
     ),
     (
         "error_ratio",

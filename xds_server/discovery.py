@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from trimtab.policy.model import Endpoint, Policy, Pool, split_host_port
 from trimtab.pool import EndpointSpec
+from xds_server.resolver import Resolver
 
 logger = logging.getLogger(__name__)
 
@@ -19,15 +20,6 @@ _LONGEST_RETRY_S = 30.0
 _DEADLINE_S = 5.0
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
-
-
-async def resolve(host: str) -> Sequence[str]:
-    """The IP addresses of a host name as the system's resolver orders them, IPv4 first.
-
-    Raises OSError if the name does not resolve, UnicodeError if it is no name at all.
-    """
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(info[4][0]) for info in sorted(found, key=lambda info: info[0] != socket.AF_INET)]
 
 
 @dataclass(slots=True)
@@ -56,11 +48,11 @@ class Discovery:
         self,
         on_change: Callable[[str, Sequence[EndpointSpec]], None],
         *,
-        resolve: Resolve = resolve,
+        resolve: Resolve | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._on_change = on_change
-        self._resolve = resolve
+        self._resolve = resolve or Resolver()
         self._rng = rng or random.Random()
         self._pools: tuple[Pool, ...] = ()
         self._hosts: dict[str, _Host] = {}

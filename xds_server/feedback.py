@@ -44,17 +44,19 @@ class FeedbackService(FeedbackServicer):
 
     `on_observations` gets every observation once and in order per observer. `on_usage(observer,
     cpu_seconds, watched, dropped, faults)` gets the counters of an observer's process, at least twice a second;
-    `dropped` includes observations that came malformed. Everything runs on the event loop of the
-    `grpc.aio` server.
+    `dropped` includes observations that came malformed. `on_gone(observer)` is told when its connection ended.
+    Everything runs on the event loop of the `grpc.aio` server.
     """
 
     def __init__(
         self,
         on_observations: Callable[[Sequence[Observation]], None],
         on_usage: Callable[[str, float, int, int, int], None],
+        on_gone: Callable[[str], None],
     ) -> None:
         self._on_observations = on_observations
         self._on_usage = on_usage
+        self._on_gone = on_gone
         self._observers: dict[str, _Observer] = {}
         self._streams: set[_Stream] = set()
         self._states: pb.PoolStates | None = None
@@ -105,6 +107,7 @@ class FeedbackService(FeedbackServicer):
         finally:
             if observer and not self._closed:
                 logger.warning("%s is gone: what it watched is not seen until it reports again", observer)
+                self._on_gone(observer)
             stream.news.set()
 
     def _take(self, batch: pb.ObservationBatch) -> int:
@@ -122,11 +125,12 @@ class FeedbackService(FeedbackServicer):
         observer.malformed += len(decoded) - len(observations)
         observer.received = max(observer.received, batch.first + len(batch.observations))
         try:
-            if observations:
-                self._on_observations(observations)
+            # First of all: that an observer is back is to be known before what it brings is judged.
             if math.isfinite(batch.cpu_seconds):
                 lost = batch.dropped + observer.malformed
                 self._on_usage(batch.observer, batch.cpu_seconds, batch.watched, lost, batch.faults)
+            if observations:
+                self._on_observations(observations)
         except Exception:
             logger.exception("a batch of %s was not taken in", batch.observer)
         return observer.received

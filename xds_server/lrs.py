@@ -1,16 +1,17 @@
 """The load reporting service: each Envoy tells, several times a second, what is in flight at every endpoint.
 
-Envoy leaves out what has nothing to say. What is missing in a report is therefore an endpoint without work,
-and is reported as such once: no endpoint stays busy for ever in the eyes of those who listen.
+Envoy names every cluster in every report, and leaves out the endpoints that have nothing to say: they are idle.
+When a report does not come, nothing is known.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import grpc.aio
 from envoy.config.core.v3.address_pb2 import Address
+from envoy.config.endpoint.v3.load_report_pb2 import ClusterStats, UpstreamEndpointStats
 from envoy.service.load_stats.v3 import lrs_pb2_grpc
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsRequest, LoadStatsResponse
 
@@ -19,15 +20,13 @@ from xds_server.sources.orca import orca_reading
 
 _log = logging.getLogger(__name__)
 
-_Endpoint = tuple[str, str]  # pool, address
-
 
 class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[misc]
     """Turns load reports into observations. Lives on one event loop.
 
-    `on_load` gets every report's observations at once, and what engines said in their answers' headers beside the
-    loads; it must not block or raise. Clusters for which
-    `is_pool` is false are left out. `interval_s` is how often an Envoy is asked to report; it honours 0.25 s.
+    `on_load` gets all observations of a report at once: the loads, and what engines said in their answers' headers.
+    It must not block or raise. Clusters for which `is_pool` is false are left out. `interval_s` is how often an Envoy
+    is asked to report; it honours 0.25 s.
     """
 
     def __init__(
@@ -62,17 +61,15 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
             listener.cancel()
 
     async def _listen(self, requests: AsyncIterator[LoadStatsRequest], context: grpc.aio.ServicerContext) -> None:
-        node, busy = "", set[_Endpoint]()
+        node = ""
         try:
             async for report in requests:
                 if not node:
                     node = self._enter(report.node.id or context.peer())
                     await context.write(self._settings)
-                busy = self._report(node, report, busy)
+                self._report(node, report)
         finally:
-            if node:
-                self._nodes.discard(node)
-                self._hand_over(self._idle(node, busy, time.time()))
+            self._nodes.discard(node)
 
     def _enter(self, node_id: str) -> str:
         """A name that no other open stream has: the gauges of two Envoys must not overwrite each other."""
@@ -85,52 +82,34 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
         self._nodes.add(node)
         return node
 
-    def _report(self, node: str, report: LoadStatsRequest, busy: set[_Endpoint]) -> set[_Endpoint]:
-        """Hand over one report. `busy` had work in the last one; returns those that have work in this one."""
+    def _report(self, node: str, report: LoadStatsRequest) -> None:
         now = time.time()
-        loads, readings = self._told(node, report, now)
-        seen = {(load.pool, load.address) for load in loads}
-        self._hand_over([*loads, *readings, *self._idle(node, busy - seen, now)])
-        return {(load.pool, load.address) for load in loads if load.in_flight}
-
-    def _told(self, node: str, report: LoadStatsRequest, now: float) -> tuple[list[LoadReported], list[SignalsRead]]:
-        loads: list[LoadReported] = []
-        readings: list[SignalsRead] = []
+        told: list[LoadReported | SignalsRead] = []
         for cluster in report.cluster_stats:
-            if not self._is_pool(cluster.cluster_name):
-                continue
-            for locality in cluster.upstream_locality_stats:
-                for stats in locality.upstream_endpoint_stats:
-                    address = _address(stats.address)
-                    if address is None:
-                        continue
-                    loads.append(
-                        LoadReported(
-                            at=now,
-                            pool=cluster.cluster_name,
-                            address=address,
-                            node=node,
-                            in_flight=stats.total_requests_in_progress,
-                            issued=stats.total_issued_requests,
-                            succeeded=stats.total_successful_requests,
-                            failed=stats.total_error_requests,
-                        )
-                    )
-                    reading = orca_reading(now, cluster.cluster_name, address, stats.load_metric_stats)
-                    if reading is not None:
-                        readings.append(reading)
-        return loads, readings
+            if self._is_pool(cluster.cluster_name):
+                told.append(LoadReported(now, cluster.cluster_name, node, _in_flight(cluster)))
+                told += _readings(now, cluster)
+        if told:
+            self._on_load(told)
 
-    def _idle(self, node: str, endpoints: set[_Endpoint], now: float) -> list[LoadReported]:
-        return [
-            LoadReported(now, pool, address, node, in_flight=0, issued=0, succeeded=0, failed=0)
-            for pool, address in sorted(endpoints)
-            if self._is_pool(pool)  # it may be gone since the last report
-        ]
 
-    def _hand_over(self, loads: Sequence[LoadReported | SignalsRead]) -> None:
-        if loads:
-            self._on_load(loads)
+def _in_flight(cluster: ClusterStats) -> dict[str, int]:
+    """Requests in progress by address; endpoints that are idle may be left out."""
+    return {address: stats.total_requests_in_progress for address, stats in _endpoints(cluster)}
+
+
+def _readings(now: float, cluster: ClusterStats) -> Iterator[SignalsRead]:
+    """What engines told in their answers' headers."""
+    for address, stats in _endpoints(cluster):
+        if (reading := orca_reading(now, cluster.cluster_name, address, stats.load_metric_stats)) is not None:
+            yield reading
+
+
+def _endpoints(cluster: ClusterStats) -> Iterator[tuple[str, UpstreamEndpointStats]]:
+    for locality in cluster.upstream_locality_stats:
+        for stats in locality.upstream_endpoint_stats:
+            if (address := _address(stats.address)) is not None:
+                yield address, stats
 
 
 def _address(address: Address) -> str | None:

@@ -71,7 +71,7 @@ class Subscription:
     def __init__(self, type_url: TypeUrl, *, full: bool, tells_absence: bool) -> None:
         self.type_url = type_url
         self.accepted_version = ""  # of the last response that was accepted
-        self.refusal = ""  # why the last response was refused; empty after an accepted one
+        self._refusal = ""  # why a response was refused the last time
         self._full = full
         self._tells_absence = tells_absence or full
         self._names: set[str] = set()
@@ -155,10 +155,10 @@ class Subscription:
             self._accept(response)  # the client may fold several answers into the last
         if refusal is None:
             self._accept(answered)
-            self.accepted_version, self.refusal = answered.push.version, ""
+            self.accepted_version = answered.push.version
         else:
             self._refuse(answered)
-            self.refusal = refusal
+            self._refusal = refusal
         return answered.push
 
     def _accept(self, response: _InFlight) -> None:
@@ -227,9 +227,13 @@ class Subscription:
                 (suspects if held.suspect == resource.version else fresh).append(resource)
         return fresh, suspects, absent if self._tells_absence else []
 
+    def gone(self, resources: Mapping[str, Resource]) -> list[str]:
+        """What the client has and what is no longer there."""
+        return [name for name, held in self._held.items() if held.sent is not None and name not in resources]
+
     def next_removal(self, resources: Mapping[str, Resource], now: float) -> Push | None:
-        """The response that takes away what the client has and what is no longer there."""
-        gone = [name for name, held in self._held.items() if held.sent is not None and name not in resources]
+        """The response that takes away what is gone."""
+        gone = self.gone(resources)
         if not gone:
             return None
         if not self._tells_absence:
@@ -244,6 +248,16 @@ class Subscription:
             (held := self._held.get(resource.name)) is None or held.lacks(resource)
             for resource in self._present(resources)
         )
+
+    def refusal(self, resources: Mapping[str, Resource]) -> str:
+        """Why the client goes without something that it wants; empty if it has refused nothing of it."""
+        for resource in self._present(resources):
+            held = self._held.get(resource.name)
+            if held is None or not held.lacks(resource):
+                continue
+            if self._refused_version or resource.version in (held.refused, held.suspect):
+                return self._refusal
+        return ""
 
     def awaits(self, name: str) -> bool:
         """Whether the client wants this name and has neither accepted nor refused any version of it yet."""

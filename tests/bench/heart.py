@@ -71,7 +71,7 @@ def step_ms(endpoints: int) -> float:
         batch: list[Observation] = []
         for address in addresses:
             batch.append(SignalsRead(now, "chat", address, Signals(waiting=tick % 7, kv_usage=0.3)))
-            batch.append(LoadReported(now, "chat", address, "envoy", 0, 0, 0, 0))
+        batch.append(LoadReported(now, "chat", "envoy", dict.fromkeys(addresses[::2], 3)))
         begun = time.process_time()
         controller.observe(now, batch)
         controller.step(now)

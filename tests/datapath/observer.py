@@ -16,14 +16,14 @@ from trimtab.fleet.observation import Observation
 from trimtab.policy.model import Rejections
 
 
-async def _main(address: str, file: str, full_stream_percent: str, shared_port: str) -> None:
+async def _main(address: str, file: str, full_stream_percent: str, reject_timeout_s: str, shared_port: str) -> None:
     with open(file, "ab", buffering=0) as out:  # noqa: ASYNC230, PTH123
 
         def report(seen: Sequence[Observation]) -> None:
             out.write(b"".join(pickle.dumps(observation) for observation in seen))
 
         rejections = RejectionReader.from_policy(Rejections())
-        ext_proc = ExtProcService(report, rejections, float(full_stream_percent))
+        ext_proc = ExtProcService(report, rejections, float(full_stream_percent), float(reject_timeout_s))
         done = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, done.set)
         async with serve_ext_proc(address, ext_proc, AccessLogService(report), shared_port=shared_port == "True"):

@@ -54,6 +54,7 @@ class ObserverProcess:
             self._policy.services.ext_proc,
             str(self._file),
             str(ext_proc.full_stream_percent),
+            str(ext_proc.reject_timeout_ms / 1000),
             str(ext_proc.workers > 1),
             stdout=asyncio.subprocess.PIPE,
         )
@@ -180,6 +181,7 @@ async def running(
             observations.extend,
             RejectionReader.from_policy(rules.rejections),
             rules.ext_proc.full_stream_percent,
+            rules.ext_proc.reject_timeout_ms / 1000,
         )
         workers = [
             ObserverProcess(rules, directory, number)

@@ -18,6 +18,7 @@ def entry(
     status: int = 200,
     flags: dict[str, bool] | None = None,
     read_to_the_end: bool = True,
+    connected: bool = True,
     address: str = "10.0.0.1",
     route: str = "p/stream",
     request_headers: dict[str, str] | None = None,
@@ -31,6 +32,7 @@ def entry(
                 "startTime": "2026-11-29T16:57:35.250Z",
                 "duration": "1.500s",
                 "upstreamRemoteAddress": {"socketAddress": {"address": address, "portValue": 8000}},
+                **({"upstreamLocalAddress": {"socketAddress": {"address": "10.0.0.9"}}} if connected else {}),
                 "upstreamCluster": "p",
                 "routeName": route,
                 "responseFlags": flags or {},
@@ -109,7 +111,7 @@ def test_a_start_and_its_end_are_joined_by_the_start() -> None:
         (entry(status=0, read_to_the_end=False, flags={"upstreamRemoteReset": True}), Outcome.RESET),
         (entry(read_to_the_end=False, flags={"upstreamProtocolError": True}), Outcome.RESET),
         (
-            entry(status=0, read_to_the_end=False, flags={"upstreamConnectionFailure": True}),
+            entry(status=0, read_to_the_end=False, connected=False, flags={"upstreamConnectionFailure": True}),
             Outcome.UNREACHABLE,
         ),
     ],
@@ -127,7 +129,15 @@ def test_an_ipv6_endpoint_is_written_as_everywhere_else() -> None:
     assert ended(entry(address="::1")).address == "[::1]:8000"
 
 
-@pytest.mark.parametrize("record", [entry(upstreamRemoteAddress={}), entry("UpstreamPeriodic"), entry("NotSet")])
+@pytest.mark.parametrize(
+    "record",
+    [
+        entry(upstreamRemoteAddress={}),
+        entry(status=0, read_to_the_end=False, connected=False),  # the client left before there was a connection
+        entry("UpstreamPeriodic"),
+        entry("NotSet"),
+    ],
+)
 def test_records_that_are_about_no_attempt_on_an_endpoint_are_passed_over(record: HTTPAccessLogEntry) -> None:
     assert observation_of(record) is None
 

@@ -82,6 +82,14 @@ async def test_a_client_cannot_steer_envoy_by_headers(rig: Rig) -> None:
     await until(lambda: len(rig.seen(AttemptEnded, answer.request_id)) == 3)
 
 
+async def test_what_a_client_says_in_envoys_name_reaches_no_engine(rig: Rig) -> None:
+    names = [f"x-envoy-{name}" for name in ("attempt-count", "original-path", "external-address", "made-up")]
+    answer = await rig.chat(**{"x-do": "headers", "x-mine": "1", **dict.fromkeys(names, "9")})
+    seen = json.loads(answer.body)
+    assert seen["x-mine"] == "1"
+    assert {name: value for name, value in seen.items() if name.startswith("x-envoy-") and value == "9"} == {}
+
+
 async def test_an_answer_passes_unchanged_under_our_name(rig: Rig) -> None:
     answer = await rig.chat()
     assert json.loads(answer.body)["path"] == "/v1/chat/completions"
@@ -118,6 +126,7 @@ async def test_sloppy_paths_are_put_right(rig: Rig) -> None:
         (b"", "application/json", False),
         (b'{"model": "m", "stream": "yes"}', "application/json", None),
         (b'{"model": "m", "stream"', "application/json", None),
+        (b'{"model": "m", "seed": 9223372036854775808, "stream": true}', "application/json", None),
         (b'{"model": "m", "stream": true}', "multipart/form-data; boundary=x", None),
         (b"\x1f\x8b\x00", "application/octet-stream", None),
     ],
@@ -196,6 +205,30 @@ async def test_a_malformed_request_is_explained_too(rig: Rig, line: bytes) -> No
     assert head.startswith(b"HTTP/1.1 4")
     assert b"x-trimtab-reason: bad-request" in head.lower()
     assert json.loads(body)["error"]["type"] == "BadRequestError"
+
+
+@pytest.mark.parametrize(
+    ("lines", "status", "cause"),
+    [
+        ((b"host: x", b"connection: upgrade", b"upgrade: websocket"), 403, "upgrade_failed"),
+        ((b"accept: */*",), 400, "missing_host_header"),
+    ],
+    ids=["websocket", "without a host"],
+)
+async def test_what_envoy_never_passes_on_is_explained(
+    rig: Rig, lines: tuple[bytes, ...], status: int, cause: str
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.policy.listen.port)
+    writer.write(b"\r\n".join((b"GET /v1/realtime HTTP/1.1", *lines, b"", b"")))
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)).lower()
+    (length,) = (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+    body = await asyncio.wait_for(reader.readexactly(length), 5)
+    writer.close()
+    assert head.startswith(b"http/1.1 %d " % status)
+    assert b"x-trimtab-reason: bad-request" in head
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"]) == ("BadRequestError", status)
+    assert error["message"] == f"The gateway refuses the request: {cause}"
 
 
 ORIGIN = {"origin": "https://chat.example.com"}

@@ -62,6 +62,17 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         started.check()
 
 
+JSON = {"content-type": "application/json; charset=utf-8"}
+
+UNREAD = [
+    b'{"model": "qwen", "stream"',
+    b'{"model": "qwen", "seed": 9223372036854775808}',
+    b'{"model": "qwen", "temperature": 1e999}',
+    b'{"model": "qwen", "prompt": "\\ud83d"}',
+    b'{"model": "qwen", "x": ' + b"[" * 1000 + b"]" * 1000 + b"}",
+]
+
+
 def served_by(answer: Answer) -> str:
     assert answer.status == 200
     return json.loads(answer.body)["engine"]
@@ -121,12 +132,24 @@ async def test_a_model_that_nobody_serves_is_not_found(rig: Rig, model: str) -> 
         {"method": "GET", "path": "/health"},
         {"method": "POST", "path": "/v1/chat/completions", "json": {}},
         {"method": "POST", "path": "/v1/chat/completions", "data": b"{"},
+        {"method": "POST", "path": "/v1/chat/completions", "data": b"", "headers": JSON},
+        {"method": "POST", "path": "/v1/chat/completions", "data": b"[1]", "headers": JSON},
         {"method": "POST", "path": "/v1/audio/transcriptions", "data": aiohttp.FormData({"model": "qwen"})},
     ],
-    ids=["health", "no model", "no JSON", "form"],
+    ids=["health", "no model", "not said to be JSON", "no body", "list", "form"],
 )
 async def test_a_request_without_a_readable_model_goes_to_the_first_pool(rig: Rig, request_: dict[str, Any]) -> None:
     assert served_by(await rig.ask(**request_)) == "llama"
+
+
+@pytest.mark.parametrize("body", UNREAD, ids=["cut", "integer", "float", "surrogate", "levels"])
+async def test_json_that_cannot_be_read_is_given_to_no_pool_by_chance(rig: Rig, body: bytes) -> None:
+    answer = await rig.ask("POST", "/v1/chat/completions", data=body, headers=JSON)
+    assert (answer.status, answer.headers["x-trimtab-reason"]) == (400, "unread-body")
+    assert answer.headers["content-type"] == "application/json"
+    error = json.loads(answer.body)["error"]
+    assert (error["type"], error["code"], error["param"]) == ("BadRequestError", 400, None)
+    assert "an integer from 2^63" in error["message"]
 
 
 async def test_the_models_of_all_pools_are_listed_here(rig: Rig) -> None:

@@ -1,6 +1,8 @@
 """The ext_proc service, spoken to as Envoy does: whatever happens, Envoy gets no error."""
 
 import asyncio
+import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -72,9 +74,12 @@ class Line:
 
 
 @asynccontextmanager
-async def line(*, rejections: Any = None, full_stream_percent: float = 0, grace_s: float = 0) -> AsyncIterator[Line]:
+async def line(
+    *, rejections: Any = None, full_stream_percent: float = 0, reject_timeout_s: float = 5, grace_s: float = 0
+) -> AsyncIterator[Line]:
     seen: list[Observation] = []
-    service = ExtProcService(seen.extend, rejections or RejectionReader.from_policy(Rejections()), full_stream_percent)
+    rejections = rejections or RejectionReader.from_policy(Rejections())
+    service = ExtProcService(seen.extend, rejections, full_stream_percent, reject_timeout_s)
     async with (
         serve_ext_proc("127.0.0.1:0", service, AccessLogService(seen.extend), grace_s=grace_s) as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
@@ -142,6 +147,31 @@ async def test_of_an_endless_error_only_the_beginning_is_read() -> None:
     async with line() as to:
         await to.send("reject", headers(429), body(BUSY + b" " * MAX_BODY))
         assert len(to.seen) == 1
+
+
+async def test_an_error_that_drips_is_judged_by_what_came_until_the_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    async with line(reject_timeout_s=0.3) as to:
+
+        async def drip() -> float:
+            """Seconds until the service ends the stream, which is written to before and after."""
+            call = to.open("reject")
+            began = time.monotonic()
+            await call.write(headers(503))
+            await call.write(body(BUSY[:-1]))
+            with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                while time.monotonic() < began + 10:
+                    await call.write(body(b" "))
+                    await asyncio.sleep(0.02)
+            await call.code()  # this client calls it a fault when a stream ends while it writes
+            return time.monotonic() - began
+
+        took = await asyncio.gather(*(drip() for _ in range(20)))
+        assert min(took) >= 0.3
+        assert max(took) < 3
+        assert [seen.verdict for seen in to.seen if isinstance(seen, Rejected)] == [Verdict.SATURATED] * 20
+        assert to.service.counters.faults == 0
+    gc.collect()  # a read that was left behind would complain now
+    assert caplog.records == []
 
 
 async def test_an_error_that_envoy_stops_waiting_for_is_judged_by_what_came() -> None:
@@ -213,7 +243,7 @@ async def test_it_stops_within_its_grace_whatever_envoy_holds_open() -> None:
 
 async def test_a_taken_address_is_an_error_and_a_shared_one_is_not() -> None:
     def service() -> ExtProcService:
-        return ExtProcService(lambda seen: None, RejectionReader.from_policy(Rejections()), 0)
+        return ExtProcService(lambda seen: None, RejectionReader.from_policy(Rejections()), 0, 5)
 
     log = AccessLogService(lambda seen: None)
     async with serve_ext_proc("127.0.0.1:0", service(), log, shared_port=True, grace_s=0) as port:

@@ -80,19 +80,58 @@ def test_a_whole_stream_gives_the_times_between_its_tokens() -> None:
     watched = watch(whole=True)
     seen = play(watched, event("a"), event("b"), b": ping\n\n", event("c"), DONE)
     assert seen[0] == first(1.0)
-    assert seen[1:] == [StreamRead(5.0, "pool", "10.0.0.1:8000", "id-1", 3, 1.5, 2.0, True, None)]
+    assert seen[1:] == [
+        StreamRead(3.0, "pool", "10.0.0.1:8000", "id-1", (1.0,), False, None),
+        StreamRead(5.0, "pool", "10.0.0.1:8000", "id-1", (2.0,), True, None),
+    ]
+
+
+def test_a_long_stream_is_told_while_it_lasts() -> None:
+    watched = watch(whole=True)
+    seen: list[Observation] = []
+    for number in range(2000):
+        seen += watched.take(number / 100, event(str(number)), False)
+    parts = [part for part in seen if isinstance(part, StreamRead)]
+    assert [part.at for part in parts] == pytest.approx([2 * (n + 1) for n in range(9)], abs=0.02)
+    assert sum(len(part.gaps_s) for part in parts) >= 1790
+    assert not any(part.finished for part in parts)
+
+
+def test_a_fast_stream_is_told_in_parts_of_bounded_size() -> None:
+    watched = watch(whole=True)
+    seen = [part for n in range(1000) for part in watched.take(n / 1e4, event(str(n)), n == 999)]
+    parts = [part for part in seen if isinstance(part, StreamRead)]
+    assert [len(part.gaps_s) for part in parts] == [256, 256, 256, 231]
+    assert len({part.at for part in parts}) == 4
+
+
+def test_a_piece_with_any_number_of_tokens_makes_no_longer_report() -> None:
+    watched = watch(whole=True)
+    watched.take(1.0, event("a"), False)
+    (read,) = watched.take(1.5, event("b") * 20_000, False)
+    assert isinstance(read, StreamRead)
+    assert (len(read.gaps_s), max(read.gaps_s)) == (512, 0.5)
+
+
+def test_tokens_that_come_together_and_a_clock_that_is_set_back_give_no_gap() -> None:
+    watched = watch(whole=True)
+    watched.take(10.0, event("a") + event("b"), False)
+    watched.take(9.0, event("c"), False)
+    (read,) = watched.take(9.5, event("d") + DONE, True)
+    assert isinstance(read, StreamRead)
+    assert (read.gaps_s, read.finished) == ((0.0, 0.0, 0.5), True)
 
 
 def test_one_token_has_no_gaps() -> None:
     _, read = play(watch(whole=True), event("a") + DONE)
     assert isinstance(read, StreamRead)
-    assert (read.chunks, read.mean_gap_s, read.max_gap_s, read.finished) == (1, None, None, True)
+    assert (read.gaps_s, read.finished) == ((), True)
 
 
 def test_a_late_error_is_in_what_was_read() -> None:
     _, read = play(watch(whole=True), event("a"), event("b"), ERROR, DONE)
     assert isinstance(read, StreamRead)
-    assert (read.chunks, read.finished, read.verdict) == (2, False, Verdict.SATURATED)
+    assert (read.gaps_s, read.finished, read.verdict) == ((1.0,), False, Verdict.SATURATED)
 
 
 def test_an_answer_without_its_end_mark_is_not_finished() -> None:

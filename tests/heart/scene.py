@@ -7,9 +7,11 @@ from typing import Any
 from trimtab.fleet.observation import (
     AttemptEnded,
     AttemptStarted,
+    ClusterChanged,
     FirstToken,
     LoadReported,
     Observation,
+    ObserverMissed,
     Outcome,
     Rejected,
     Signals,
@@ -83,12 +85,27 @@ def answered(at: float, ttft_s: float, address: str = A, request: str = "r") -> 
     ]
 
 
-def stream_read(at: float, address: str = A, request: str = "r", *, verdict: Verdict | None = None) -> StreamRead:
-    return StreamRead(at, POOL, address, request, 10, 0.02, 0.05, verdict is None, verdict)
+def stream_read(
+    at: float,
+    address: str = A,
+    request: str = "r",
+    *,
+    gaps_s: Sequence[float] = (0.02, 0.05),
+    verdict: Verdict | None = None,
+) -> StreamRead:
+    return StreamRead(at, POOL, address, request, tuple(gaps_s), verdict is None, verdict)
 
 
 def load(at: float, in_flight: int, address: str = A, *, node: str = "envoy") -> LoadReported:
-    return LoadReported(at, POOL, address, node, in_flight, 0, 0, 0)
+    return LoadReported(at, POOL, node, {address: in_flight} if in_flight else {})
+
+
+def cluster_changed(at: float) -> ClusterChanged:
+    return ClusterChanged(at, POOL)
+
+
+def observer_missed(at: float) -> ObserverMissed:
+    return ObserverMissed(at, POOL)
 
 
 def read(at: float, address: str = A, *, error: str = "", **signals: float | None) -> SignalsRead:

@@ -6,8 +6,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.heart.scene import A, B, Scene, ended, failed, load, read, rejected, started, token, unreachable
+from tests.heart.scene import (
+    A,
+    B,
+    Scene,
+    cluster_changed,
+    ended,
+    failed,
+    load,
+    observer_missed,
+    read,
+    rejected,
+    started,
+    token,
+    unreachable,
+)
 from trimtab.fleet.ledger import REMEMBER_ENDED
+from trimtab.fleet.load import LASTING_S, NODE_GONE_S, SETTLE_S, UNCOUNTED_S
 from trimtab.fleet.observation import Outcome, Verdict
 
 
@@ -133,10 +148,28 @@ def test_the_oldest_leases_are_healed_first() -> None:
     assert scene.view().oldest_wait_s == pytest.approx(3.0)
 
 
-def test_an_idle_endpoint_is_reported_once_and_that_heals_too() -> None:
+def reporting(scene: Scene, until: float, **in_flight: int) -> None:
+    """Envoys report a number for A four times a second."""
+    while scene.now < until:
+        now = scene.now + 0.25
+        scene.see(*(load(now, number, node=node) for node, number in in_flight.items()), now=now)
+        scene.step(now)
+
+
+def test_an_endpoint_that_is_not_in_a_report_is_idle() -> None:
     scene = Scene()
-    scene.see(started(1000.0), load(1000.2, 1), load(1000.45, 0))
-    scene.run(1002.5)
+    reporting(scene, 1001.0, envoy=0)
+    scene.see(started(1001.0), now=1001.1)
+    reporting(scene, 1003.0, envoy=0)
+    assert (scene.view().in_flight, scene.view().in_flight_reported) == (0, 0)
+
+
+def test_leases_that_are_left_when_all_is_idle_need_no_traffic_to_heal() -> None:
+    scene = Scene()
+    scene.see(*(started(1000.0, request=f"r{i}") for i in range(12)))
+    reporting(scene, 1005.0, envoy=12)
+    scene.see(observer_missed(1005.0))
+    reporting(scene, 1005.0 + LASTING_S + SETTLE_S + 0.5, envoy=0)
     assert scene.view().in_flight == 0
 
 
@@ -193,15 +226,88 @@ def test_work_that_was_not_seen_to_start_is_counted_while_envoy_reports_it() -> 
     assert scene.view().in_flight == 0
 
 
-def test_an_envoy_that_has_gone_silent_is_not_counted() -> None:
+def test_an_envoy_that_has_gone_silent_may_have_streams_that_run_on() -> None:
     scene = Scene()
-    scene.see(load(1000.0, 5, node="gone"))
-    for tick in range(16):
-        now = 1000.0 + tick * 0.25
-        scene.see(load(now, 2, node="here"), now=now)
-    assert scene.view().in_flight_reported == 2
-    scene.now = 1010.0
-    assert scene.view().in_flight_reported is None
+    scene.see(*(started(1000.0, request=f"r{i}") for i in range(7)))
+    reporting(scene, 1002.0, silent=5, here=2)
+    assert scene.view().in_flight_reported == 7
+    reporting(scene, 1050.0, here=2)
+    assert (scene.view().in_flight, scene.view().in_flight_reported) == (7, None)
+    reporting(scene, 1052.0, silent=5, here=2)
+    assert (scene.view().in_flight, scene.view().in_flight_reported, scene.view().lease_difference) == (7, 7, 0)
+
+
+def test_the_leases_of_an_envoy_that_has_ended_are_given_back() -> None:
+    scene = Scene()
+    scene.see(*(started(1000.0, request=f"r{i}") for i in range(7)))
+    reporting(scene, 1002.0, ended=5, here=2)
+    reporting(scene, 1002.0 + NODE_GONE_S + 3.0, here=2)
+    assert (scene.view().in_flight, scene.view().in_flight_reported) == (2, 2)
+
+
+def test_an_envoy_that_was_killed_and_is_back_has_nothing_in_flight() -> None:
+    scene = Scene()
+    scene.see(*(started(1000.0, request=f"r{i}") for i in range(7)))
+    reporting(scene, 1002.0, envoy=7)
+    scene.run(1004.0)
+    scene.see(started(1004.5, request="new"))
+    reporting(scene, 1007.0, envoy=1)
+    assert scene.view().in_flight == 1
+
+
+def test_a_changed_cluster_counts_anew_and_its_old_streams_keep_their_leases() -> None:
+    scene = Scene()
+    scene.see(*(started(1000.0, request=f"old{i}") for i in range(7)))
+    reporting(scene, 1002.0, envoy=7)
+    scene.see(cluster_changed(1002.0))
+    for tick in range(100):
+        if tick == 20:
+            scene.see(*(started(scene.now, request=f"new{i}") for i in range(3)))
+        reporting(scene, scene.now + 0.25, envoy=3 if tick >= 20 else 0)
+        assert scene.at().view.lease_difference == 0
+    assert scene.view().in_flight == 10
+    scene.see(*(ended(scene.now, 1000.0, request=f"old{i}") for i in range(7)))
+    assert scene.view().in_flight == 3
+
+
+def test_after_a_changed_cluster_lost_ends_of_new_streams_are_healed_and_old_ones_in_the_end() -> None:
+    scene = Scene()
+    scene.see(*(started(1000.0, request=f"old{i}") for i in range(7)))
+    reporting(scene, 1002.0, envoy=7)
+    scene.see(cluster_changed(1002.0))
+    reporting(scene, 1010.0, envoy=0)
+    scene.see(*(started(1010.0, request=f"new{i}") for i in range(3)))
+    reporting(scene, 1013.0, envoy=1)
+    assert scene.view().in_flight == 8
+    reporting(scene, 1002.0 + UNCOUNTED_S + 3.0, envoy=1)
+    assert scene.view().in_flight == 1
+
+
+def test_an_envoy_that_was_cut_off_hears_of_a_changed_cluster_late() -> None:
+    scene = Scene()
+    scene.see(*(started(1000.0, request=f"r{i}") for i in range(7)))
+    reporting(scene, 1001.0, cut=5, here=2)
+    scene.see(cluster_changed(1001.5))
+    reporting(scene, 1010.0, here=0)
+    scene.see(*(started(1010.0, request=f"more{i}") for i in range(4)))
+    reporting(scene, 1020.0, here=2)
+    reporting(scene, 1040.0, cut=0, here=2)
+    assert scene.view().in_flight == 11
+
+
+def test_reports_of_several_envoys_while_load_rises_are_no_difference() -> None:
+    """Their reports are not of one moment: the older one knows less than the leases."""
+    scene = Scene()
+    for tick in range(200):
+        now = scene.now + 0.025
+        scene.see(started(now - 0.001, request=f"r{tick}"), now=now)
+        if tick % 10 == 0:
+            scene.see(load(now, (tick + 1) // 2, node="one"), now=now)
+        if tick % 10 == 8:
+            scene.see(load(now, (tick + 1) - (tick + 1) // 2, node="two"), now=now)
+        scene.step(now)
+        assert scene.at().view.lease_difference == 0
+    assert scene.view().in_flight == 200
 
 
 def test_a_lease_that_nobody_ends_expires() -> None:

@@ -42,6 +42,20 @@ def test_an_endpoint_that_becomes_five_times_slower_is_learned_within_20_answers
     assert model.predict(4, 10) == pytest.approx(2.1, rel=0.2)
 
 
+def test_an_endpoint_that_is_healed_is_learned_within_20_answers() -> None:
+    rng = Random(4)
+    model = taught(0.5, 0.01, 200, rng=rng)
+    teach(model, 0.1, 0.002, 20, rng=rng)
+    assert model.predict(4, 10) == pytest.approx(0.42, rel=0.2)
+
+
+def test_the_error_of_predictions_is_told() -> None:
+    model = taught(0.1, 0.002, 200, rng=Random(5))
+    assert model.error is not None and 0.02 < model.error < 0.1
+    teach(model, 0.5, 0.01, 3, rng=Random(6))
+    assert model.error > 0.1
+
+
 def test_a_single_outlier_hardly_moves_the_costs() -> None:
     model = taught(0.1, 0.002, 100, rng=Random(3))
     before = model.predict(4, 10)
@@ -96,6 +110,60 @@ def test_nothing_is_poured_over_an_endpoint_that_takes_no_work() -> None:
     assert scores[B].share == pytest.approx(1)
 
 
+class TestTries:
+    """An endpoint that became ten times slower, beside one that did not."""
+
+    def law(self) -> PredictedTtft:
+        law = PredictedTtft(PredictedTtftPolicy())
+        self.shares(law, 100.0)
+        for endpoint in (A, B):
+            self.teach(law, endpoint, 0.1, 50, at=100.0)
+        self.teach(law, A, 1.0, 10, at=101.0)
+        return law
+
+    def teach(self, law: PredictedTtft, endpoint: EndpointId, ttft_s: float, times: int, *, at: float) -> None:
+        for _ in range(times):
+            law.learn(TokenSample(endpoint, at, ttft_s, 4000, 4000, 1))
+
+    def shares(self, law: PredictedTtft, now: float, *, in_flight: int = 0) -> tuple[float, float]:
+        busy = EndpointView(B, "b", 1, outstanding_prompt_bytes=4000, in_flight=1)
+        scores = law.judge(snapshot(EndpointView(A, "a", 1, in_flight=in_flight), busy), now)
+        return scores[A].share, scores[B].share
+
+    def test_it_is_tried_with_a_request_from_time_to_time(self) -> None:
+        law = self.law()
+        waiting = self.shares(law, 105.9, in_flight=1)[0]
+        assert self.shares(law, 106.0)[0] == pytest.approx(0.5)
+        assert self.shares(law, 106.0, in_flight=1)[0] == waiting < 0.5, "one at a time"
+        self.teach(law, A, 1.0, 1, at=106.5)
+        self.shares(law, 106.6)
+
+    def test_a_good_answer_is_followed_up_at_once(self) -> None:
+        law = self.law()
+        self.teach(law, A, 0.1, 1, at=106.5)
+        assert self.shares(law, 106.6)[0] >= 0.5
+        self.teach(law, A, 0.1, 3, at=106.7)
+        assert self.shares(law, 106.8)[0] > 0.9, "it is the idle one, and as fast as it was"
+
+    def test_one_that_was_always_slow_is_not_tried(self) -> None:
+        law = PredictedTtft(PredictedTtftPolicy())
+        self.shares(law, 100.0)
+        self.teach(law, A, 1.0, 50, at=100.0)
+        self.teach(law, B, 0.1, 50, at=100.0)
+        assert self.shares(law, 200.0)[0] < 0.2
+
+
+def test_the_power_form_prefers_what_is_sooner() -> None:
+    law = PredictedTtft(PredictedTtftPolicy(form="power", gamma=2))
+    views = (EndpointView(A, "a", 1), EndpointView(B, "b", 1, outstanding_prompt_bytes=4000, in_flight=1))
+    law.judge(snapshot(*views), 100.0)
+    for endpoint in (A, B):
+        for _ in range(50):
+            law.learn(TokenSample(endpoint, 100.0, 0.1, 4000, 4000, 1))
+    scores = law.judge(snapshot(*views), 100.1)
+    assert scores[A].share == pytest.approx(0.8, abs=0.02)
+
+
 def test_what_was_learned_outlives_a_restart() -> None:
     law = PredictedTtft(PredictedTtftPolicy())
     views = (EndpointView(A, "a", 1), EndpointView(B, "b", 1))
@@ -105,4 +173,5 @@ def test_what_was_learned_outlives_a_restart() -> None:
     again = PredictedTtft(PredictedTtftPolicy())
     again.recall({**law.remember(), "10.0.0.9:1": {"per_kilotoken_s": "x"}, "y": 3})
     waiting = EndpointView(A, "a", 1, outstanding_prompt_bytes=4000, in_flight=1)
-    assert again.judge(snapshot(waiting, views[1]), 101.0) == law.judge(snapshot(waiting, views[1]), 101.0)
+    then, now = (x.judge(snapshot(waiting, views[1]), 101.0) for x in (law, again))
+    assert {id: score.share for id, score in now.items()} == {id: score.share for id, score in then.items()}

@@ -1,12 +1,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tests.policy.example import EXAMPLE, FULL
+import pytest
+
+from tests.policy.example import EVERY_LAW, EXAMPLE
 from trimtab.policy import parse_policy
 from trimtab.policy.document import Document
 from trimtab.policy.model import Rejections, SignalSources
-from trimtab.policy.schema import sections
-from trimtab.scoring import default_scoring
+from trimtab.policy.schema import Section, sections
+from trimtab.scoring import BlendPolicy, default_scoring
 
 
 def test_the_example_serves_and_is_short() -> None:
@@ -20,26 +22,38 @@ def test_the_example_serves_and_is_short() -> None:
 
 
 def test_every_field_is_in_it() -> None:
-    data = Document(FULL, "example").data
+    texts = [Document(text, "example").data for text in EVERY_LAW]
     missing = {
         f"{section.title}: {key}"
         for section in sections()
         for key in section.schema["properties"]
-        if not any(key in mapping for mapping in _mappings(data, section.path))
+        if not any(
+            key in mapping for data in texts for mapping in _mappings(data, section.path) if _is(section, mapping)
+        )
     }
     assert not missing
 
 
-def test_what_is_switched_off_are_the_defaults() -> None:
-    full = parse_policy(FULL, "example")
-    first = full.pools[0].model_copy(update={"scoring": default_scoring(), "signals": SignalSources()})
-    pools = (first, *full.pools[1:])
+@pytest.mark.parametrize("text", EVERY_LAW)
+def test_what_is_switched_off_are_the_defaults(text: str) -> None:
+    full = parse_policy(text, "example")
+    for pool in full.pools:
+        samples_of_a_law = {"terms": pool.scoring.terms} if isinstance(pool.scoring, BlendPolicy) else {}
+        assert pool.scoring == type(pool.scoring)(**samples_of_a_law)
+    first = full.pools[0].model_copy(update={"signals": SignalSources()})
+    pools = tuple(pool.model_copy(update={"scoring": default_scoring()}) for pool in (first, *full.pools[1:]))
     samples = {"rejections": Rejections(), "pools": pools}
 
     assert full.state_file == "auto"
     assert full.rejections.rules
     assert full.rejections.bundled
     assert full.model_copy(update=samples) == parse_policy(EXAMPLE, "example")
+
+
+def _is(section: Section, mapping: dict[str, Any]) -> bool:
+    """Whether a mapping at a section's path is of its law."""
+    law = section.schema["properties"].get("law")
+    return law is None or mapping.get("law") == law["const"]
 
 
 def _mappings(data: Any, path: str) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ def endpoint(address: str, name: str, **changes: Any) -> EndpointDecision:
         view=view,
         score=80,
         breakdown={},
+        prediction_error=None,
         shaped_score=80,
         share=0.5,
         weight=500,

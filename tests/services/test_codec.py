@@ -57,9 +57,7 @@ OBSERVATIONS = st.one_of(
     st.builds(
         StreamRead,
         **WHERE,
-        chunks=STATUSES,
-        mean_gap_s=st.none() | TIMES,
-        max_gap_s=st.none() | TIMES,
+        gaps_s=st.lists(TIMES).map(tuple),
         finished=st.booleans(),
         verdict=st.none() | st.sampled_from(Verdict),
     ),
@@ -103,7 +101,8 @@ SOMEWHERE = {"at": 1.0, "pool": "p", "address": "10.0.0.1:80", "request_id": "r"
         pb.Observation(**SOMEWHERE, ended=pb.AttemptEnded(started_at=math.nan)),
         pb.Observation(**SOMEWHERE, ended=pb.AttemptEnded(first_byte_s=-1)),
         pb.Observation(**SOMEWHERE, stream_read=pb.StreamRead(verdict=99)),
-        pb.Observation(**SOMEWHERE, stream_read=pb.StreamRead(max_gap_s=math.inf)),
+        pb.Observation(**SOMEWHERE, stream_read=pb.StreamRead(gaps_s=[0.1, math.inf])),
+        pb.Observation(**SOMEWHERE, stream_read=pb.StreamRead(gaps_s=[-0.1])),
     ],
     ids=lambda message: str(message).replace("\n", " ")[-60:],
 )
@@ -117,7 +116,7 @@ def test_a_message_that_cannot_be_trusted_is_no_observation(message: pb.Observat
         (AttemptStarted(1, "p", "a", "r", prompt_bytes=-1, streamed=None), ValueError),
         (AttemptStarted(1, "p", "a", "\ud800", prompt_bytes=1, streamed=None), ValueError),
         (SignalsRead(1, "p", "a", Signals()), TypeError),
-        (LoadReported(1, "p", "a", "n", 0, 0, 0, 0), TypeError),
+        (LoadReported(1, "p", "n", {}), TypeError),
     ],
 )
 def test_what_no_message_can_hold(observation: Observation, error: type[Exception]) -> None:

@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import random
+import socket
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -10,7 +13,8 @@ import pytest
 from tests.services.conftest import until
 from trimtab.policy.model import Policy
 from trimtab.pool import EndpointSpec
-from xds_server.discovery import Discovery, resolve
+from xds_server.discovery import Discovery
+from xds_server.resolver import Resolver
 
 
 class Hurried(random.Random):
@@ -214,6 +218,37 @@ async def test_a_listener_that_fails_stops_nothing(names: Names, caplog: pytest.
 
 
 async def test_the_system_resolver() -> None:
+    resolve = Resolver()
     assert (await resolve("localhost"))[0] in {"127.0.0.1", "::1"}
     with pytest.raises(OSError):
         await resolve("no-such-host.invalid")
+
+
+async def test_names_that_hang_hold_up_no_other(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the real resolver's own seam, since it was the loop's threads that hung names took."""
+    asked: Counter[str] = Counter()
+    let_go = threading.Event()
+
+    def getaddrinfo(host: str, port: object, **kwargs: object) -> object:
+        asked[host] += 1
+        if host.startswith("slow"):
+            let_go.wait(30)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
+
+    monkeypatch.setattr("xds_server.discovery._DEADLINE_S", 1)
+    monkeypatch.setattr("xds_server.resolver._USUAL_S", 0.05)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    discovery = Discovery(told.change, rng=Hurried())
+    try:
+        hanging = [f"slow{number}:80" for number in range(200)]
+        discovery.update(policy(p=hanging, q=["fast:80"]))
+        await until(lambda: told.addresses("q") == ["10.0.0.1:80"])
+        await until(lambda: told.addresses("p") == [])
+        before = asked["fast"]
+        await until(lambda: asked["fast"] > before + 3)
+        assert {asked[name.removesuffix(":80")] for name in hanging} == {1}, "one thread for a name, however often"
+        let_go.set()
+        await until(lambda: len(told.addresses("p") or ()) == 1)  # all have one address
+    finally:
+        let_go.set()
+        await discovery.close()

@@ -52,10 +52,12 @@ class Plane:
     def __init__(self) -> None:
         self.observations: list[Observation] = []
         self.usage: dict[str, list[tuple[float, int, int, int]]] = defaultdict(list)
-        self.service = FeedbackService(self.take, self.note)
+        self.gone: list[str] = []
+        self.service = FeedbackService(self.take, self.note, self.gone.append)
         self.target = ""
 
     def take(self, observations: Sequence[Observation]) -> None:
+        assert self.usage, "an observer is heard of before what it saw"
         self.observations.extend(observations)
 
     def note(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
@@ -131,6 +133,13 @@ async def test_counters_come_without_observations(plane: Plane) -> None:
         await until(lambda: len(plane.usage["o"]) >= 3)
         assert time.monotonic() - began < 5
     assert set(plane.usage["o"]) == {(1.5, 7, 0, 2)}
+
+
+async def test_an_observer_whose_connection_ends_is_told_as_gone(plane: Plane) -> None:
+    async with reporting(plane.target, "one"), reporting(plane.target, "other"):
+        await until(lambda: plane.usage.keys() == {"one", "other"})
+        assert plane.gone == []
+    await until(lambda: sorted(plane.gone) == ["one", "other"])
 
 
 async def test_a_full_buffer_drops_the_oldest_and_counts(plane: Plane) -> None:

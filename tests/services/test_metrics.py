@@ -112,6 +112,11 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
                 outstanding_prompt_bytes=40_960,
                 oldest_wait_s=0.8,
                 ttft_s=0.41,
+                ttft_p99_s=1.9,
+                inter_token_p99_s=0.06,
+                tokens_per_s=820.0,
+                tokens_per_s_best=1900.0,
+                prediction_error=0.18,
                 ttft_samples=500,
                 error_share=0.02,
                 signals=full,
@@ -149,7 +154,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
             AttemptEnded(999.7, *elsewhere, 999.7, 0, Outcome.UNREACHABLE, False, None),
             SignalsRead(999.8, *elsewhere[:2], Signals(), error="refused"),
             SignalsRead(999.8, "chat", "10.0.0.1:8000", full),
-            LoadReported(999.9, "chat", "10.0.0.1:8000", "envoy-1", 11, 1, 1, 0),
+            LoadReported(999.9, "chat", "envoy-1", {"10.0.0.1:8000": 11}),
         ]
     )
     metrics.policy_accepted()
@@ -181,7 +186,7 @@ async def test_the_page_is_well_formed(state: AdminState, metrics: Metrics, cloc
     await values(metrics)
     for family in text_string_to_metric_families(await page(metrics)):
         assert family.documentation.endswith("."), family.name
-        assert re.fullmatch(r"(trimtab|lb)_[a-z_]+", family.name)
+        assert re.fullmatch(r"(trimtab|lb)_[a-z0-9_]+", family.name)
         assert not re.search(r"_(ms|milliseconds|percent|kb|mb)$", family.name), "base units only"
         assert not any(sample.name.endswith("_created") for sample in family.samples)
     body, content_type = await metrics.render("application/openmetrics-text; version=1.0.0")

@@ -1,10 +1,13 @@
 """Scraping over real sockets: each endpoint at its own pace, whatever the others do."""
 
 import asyncio
+import contextlib
 import gzip
 import logging
 import random
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -122,6 +125,36 @@ async def test_black_holes_delay_nobody(session: aiohttp.ClientSession) -> None:
     assert len([r for r in readings if r.pool == "p"]) >= 2
     assert {r.error for r in readings if r.pool == "p"} == {""}
     assert {r.error for r in readings if r.pool != "p"} == {"no whole answer within 1 s"}
+
+
+async def test_a_flood_of_interim_answers_delays_nobody(session: aiohttp.ClientSession) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def flood() -> None:
+            interim = b"HTTP/1.1 103 Early Hints\r\nlink: <a>\r\n\r\n" * 2000
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection, contextlib.suppress(ConnectionError):
+                        while True:
+                            connection.sendall(interim)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        readings = Readings()
+        scraper = Scraper(readings.take, session, rng=AtOnce())
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        async with engine() as endpoint:
+            scraper.update(
+                pool("flood", scrape_interval_ms=1000, scrape_timeout_ms=800), [EndpointSpec(address, address)]
+            )
+            scraper.update(pool(), [endpoint])
+            await until(lambda: len([r for r in readings if r.pool == "flood"]) == 3)
+            await scraper.close()
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert {r.error for r in readings if r.pool == "flood"} == {"no whole answer within 0.8 s"}
+    assert len([r for r in readings if r.pool == "p" and not r.error]) > 15, "of some 28 in that time"
 
 
 async def test_a_stop_at_the_moment_of_a_deadline_is_not_lost(session: aiohttp.ClientSession) -> None:

@@ -395,6 +395,36 @@ async def test_what_a_refused_route_needs_is_kept(stage: Stage, kind: Kind) -> N
     assert link.client.has == world
 
 
+@both_envoys
+async def test_a_refused_listener_keeps_no_cluster(stage: Stage, kind: Kind) -> None:
+    stage.publish({"old": {8001: 1}, "kept": {8002: 1}})
+    new_edge = make.listener("edge", 10_009)
+    link = stage.join(kind(refuses=lambda body: body == new_edge))
+    link.client.begin()
+    await link.settle()
+    world = stage.publish({"kept": {8002: 1}}, LDS={"edge": new_edge})
+    await link.settle()
+    assert link.client.has[TypeUrl.LDS] != world[TypeUrl.LDS]
+    for type_url in (TypeUrl.RDS, TypeUrl.CDS, TypeUrl.EDS):
+        assert link.client.has[type_url] == world[type_url]
+
+
+@both_envoys
+async def test_what_a_refused_listener_refers_to_is_kept(stage: Stage, kind: Kind) -> None:
+    before = stage.publish({"old": {8001: 1}})
+    new_edge = make.listener("edge", 10_009, routes="new-routes")
+    link = stage.join(kind(refuses=lambda body: body == new_edge))
+    link.client.begin()
+    await link.settle()
+    stage.publish(
+        {"new": {8002: 1}}, LDS={"edge": new_edge}, RDS={"new-routes": make.route("new-routes", {"/": "new"})}
+    )
+    await link.settle()
+    for type_url in (TypeUrl.LDS, TypeUrl.RDS):
+        assert link.client.has[type_url].items() >= before[type_url].items()
+    assert link.client.has[TypeUrl.CDS].keys() == {"old", "new"}
+
+
 # --- refusals
 
 
@@ -419,8 +449,12 @@ async def test_a_refused_version_is_not_sent_again_until_it_changes(
 
     stage.cache.assign("b", make.weights("b", {8002: 6}))
     assert [set(push.resources) for push in await link.settle()] == [{"b"}], "others go on"
+    (row,) = stage.service.clients()
+    assert row.types[TypeUrl.EDS].refusal == "refused by the test", "of what is still served"
     stage.cache.assign("a", make.weights("a", {8001: 5}))
     assert await link.settle() == [], "the client still has this content"
+    (row,) = stage.service.clients()
+    assert row.types[TypeUrl.EDS].refusal == "", "it is taken back"
     stage.cache.assign("a", make.weights("a", {8001: 7}))
     assert [set(push.resources) for push in await link.settle()] == [{"a"}]
     stage.cache.assign("a", make.weights("a", {8001: BAD}))

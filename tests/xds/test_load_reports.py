@@ -1,4 +1,4 @@
-"""Load reports become observations, and what is no longer reported is idle."""
+"""Load reports become observations; a stream that has ended says nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -70,9 +70,9 @@ class Desk:
     def _take(self, loads: Sequence[LoadReported]) -> None:
         self.batches.append(list(loads))
 
-    def last(self) -> dict[str, int]:
-        """Address → in flight, of the last batch."""
-        return {f"{load.node} {load.pool} {load.address}": load.in_flight for load in self.batches[-1]}
+    def last(self) -> dict[str, dict[str, int]]:
+        """Node and pool → what is in flight, of the last batch."""
+        return {f"{load.node} {load.pool}": dict(load.in_flight) for load in self.batches[-1]}
 
 
 async def test_the_first_request_is_answered_with_what_to_report() -> None:
@@ -95,38 +95,32 @@ async def test_pools_are_reported_and_nothing_else() -> None:
         pool={"10.0.0.1 8000": (3, 7, 4, 1), "::1 8001": (0, 1, 1, 0), "pipe /x": (1, 1, 1, 1)},
         trimtab_xds={"127.0.0.1 18000": (1, 1, 0, 0)},
     )
-    (batch,) = desk.batches
-    first, second = batch
-    assert (first.pool, first.address, first.node) == ("pool", "10.0.0.1:8000", "n1")
-    assert (first.in_flight, first.issued, first.succeeded, first.failed) == (3, 7, 4, 1)
-    assert second.address == "[::1]:8001"
-    assert first.at == second.at
+    assert desk.last() == {"n1 pool": {"10.0.0.1:8000": 3, "[::1]:8001": 0}}
     await reporter.hang_up()
 
 
-async def test_what_is_no_longer_reported_is_idle_once() -> None:
+async def test_endpoints_that_are_left_out_are_idle_and_the_cluster_is_still_reported() -> None:
     desk = Desk()
     reporter = Reporter(desk.service, "n1")
     await reporter.report(pool={"10.0.0.1 8000": (3, 3, 0, 0), "10.0.0.2 8000": (1, 1, 0, 0)})
     await reporter.report(pool={"10.0.0.1 8000": (2, 0, 1, 0)})
-    assert desk.last() == {"n1 pool 10.0.0.1:8000": 2, "n1 pool 10.0.0.2:8000": 0}
-    await reporter.report()
-    assert desk.last() == {"n1 pool 10.0.0.1:8000": 0}
-    await reporter.report()
-    assert len(desk.batches) == 3
+    assert desk.last() == {"n1 pool": {"10.0.0.1:8000": 2}}
+    await reporter.report(pool={})
+    assert desk.last() == {"n1 pool": {}}
     await reporter.hang_up()
-    assert len(desk.batches) == 3
 
 
-async def test_the_end_of_a_stream_leaves_nothing_in_flight() -> None:
+async def test_the_end_of_a_stream_is_no_report() -> None:
     desk = Desk()
     reporter = Reporter(desk.service, "n1")
-    await reporter.report(
-        pool={"10.0.0.1 8000": (3, 3, 0, 0)},
-        other={"10.0.0.1 8000": (1, 1, 0, 0), "10.0.0.2 8000": (0, 1, 1, 0)},
-    )
+    await reporter.report(pool={"10.0.0.1 8000": (3, 3, 0, 0)}, other={"10.0.0.1 8000": (1, 1, 0, 0)})
     await reporter.hang_up()
-    assert desk.last() == {"n1 pool 10.0.0.1:8000": 0, "n1 other 10.0.0.1:8000": 0}
+    cancelled = Reporter(desk.service, "n2")
+    await cancelled.report(pool={"10.0.0.1 8000": (3, 3, 0, 0)})
+    cancelled.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled.task
+    assert len(desk.batches) == 2
 
 
 async def test_a_pool_that_is_gone_is_not_reported_any_more() -> None:
@@ -134,19 +128,9 @@ async def test_a_pool_that_is_gone_is_not_reported_any_more() -> None:
     reporter = Reporter(desk.service, "n1")
     await reporter.report(pool={"10.0.0.1 8000": (3, 3, 0, 0)}, other={"10.0.0.1 8000": (1, 1, 0, 0)})
     desk.pools.discard("other")
-    await reporter.report(other={"10.0.0.1 8000": (1, 0, 0, 0)})
-    assert desk.last() == {"n1 pool 10.0.0.1:8000": 0}
+    await reporter.report(pool={}, other={"10.0.0.1 8000": (1, 0, 0, 0)})
+    assert desk.last() == {"n1 pool": {}}
     await reporter.hang_up()
-
-
-async def test_a_stream_that_is_cancelled_leaves_nothing_in_flight() -> None:
-    desk = Desk()
-    reporter = Reporter(desk.service, "n1")
-    await reporter.report(pool={"10.0.0.1 8000": (3, 3, 0, 0)})
-    reporter.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reporter.task
-    assert desk.last() == {"n1 pool 10.0.0.1:8000": 0}
 
 
 async def test_envoys_of_one_name_do_not_overwrite_each_other(caplog: pytest.LogCaptureFixture) -> None:
@@ -154,13 +138,12 @@ async def test_envoys_of_one_name_do_not_overwrite_each_other(caplog: pytest.Log
     first, second = Reporter(desk.service, "n1"), Reporter(desk.service, "n1")
     await first.report(pool={"10.0.0.1 8000": (3, 3, 0, 0)})
     await second.report(pool={"10.0.0.1 8000": (5, 5, 0, 0)})
-    assert desk.last() == {"n1#2 pool 10.0.0.1:8000": 5}
+    assert desk.last() == {"n1#2 pool": {"10.0.0.1:8000": 5}}
     assert "several Envoys report load as 'n1'" in caplog.text
     await second.hang_up()
-    assert desk.last() == {"n1#2 pool 10.0.0.1:8000": 0}
     third = Reporter(desk.service, "n1")
     await third.report(pool={"10.0.0.1 8000": (1, 1, 0, 0)})
-    assert desk.last() == {"n1#2 pool 10.0.0.1:8000": 1}
+    assert desk.last() == {"n1#2 pool": {"10.0.0.1:8000": 1}}
     for reporter in (first, third):
         await reporter.hang_up()
 
@@ -169,7 +152,7 @@ async def test_an_envoy_without_a_name_is_called_by_its_address() -> None:
     desk = Desk()
     reporter = Reporter(desk.service, "", peer="ipv4:10.0.0.9:40000")
     await reporter.report(pool={"10.0.0.1 8000": (1, 1, 0, 0)})
-    assert desk.last() == {"ipv4:10.0.0.9:40000 pool 10.0.0.1:8000": 1}
+    assert desk.last() == {"ipv4:10.0.0.9:40000 pool": {"10.0.0.1:8000": 1}}
     await reporter.hang_up()
 
 
@@ -180,4 +163,4 @@ async def test_closing_ends_open_and_new_streams() -> None:
     desk.service.close()
     new = Reporter(desk.service, "n2")
     await asyncio.wait_for(asyncio.gather(old.task, new.task), 1)
-    assert desk.last() == {"n1 pool 10.0.0.1:8000": 0}
+    assert len(desk.batches) == 1

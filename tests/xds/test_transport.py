@@ -128,7 +128,5 @@ async def test_big_messages_pass_in_both_directions() -> None:
             call = lrs_pb2_grpc.LoadReportingServiceStub(channel).StreamLoadStats()
             await call.write(report)
             await call.read()
-            await until(lambda: len(server.loads) == 5_000)
+            await until(lambda: server.loads and len(server.loads[-1].in_flight) == 5_000)
             call.cancel()
-        await until(lambda: len(server.loads) == 10_000)
-        assert all(load.in_flight == 0 for load in server.loads[5_000:])

@@ -14,10 +14,12 @@ from typing import Self
 import grpc.aio
 
 from ext_proc.sampling import SampleShare
+from trimtab.cli.following import follow
+from trimtab.cli.heartbeats import Heartbeats
 from trimtab.cli.listening import bind, serve_http
 from trimtab.cli.state_file import StateFile, default_state_path
-from trimtab.fleet.observation import Observation
-from trimtab.policy import Policy, PolicyError, PolicyFile
+from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
+from trimtab.policy import Policy, PolicyFile
 from trimtab.policy.model import Pool, split_host_port
 from trimtab.pool import EndpointSpec, PoolController, PoolDecision, State
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
@@ -29,14 +31,13 @@ from xds_server.feedback import FeedbackService
 from xds_server.lrs import LrsService
 from xds_server.metrics import Metrics
 from xds_server.resources import RUNTIME_NAME, runtime_resource, static_resources
-from xds_server.snapshot import SnapshotCache, TypeUrl
+from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
 from xds_server.sources.prometheus import PrometheusSource
 from xds_server.sources.scraper import Scraper, new_session
 from xds_server.transport import SERVER_OPTIONS
 
 log = logging.getLogger(__name__)
 
-_RELOAD_PERIOD_S = 1.0
 _REMEMBER_PERIOD_S = 5.0
 _SAMPLING_PERIOD_S = 1.0
 _IN = {State.UP, State.RAMPING}
@@ -69,6 +70,7 @@ class ControlPlane:
         self._pools: dict[str, _RunningPool] = {}
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
         self._usage: dict[str, tuple[float, int]] = {}
+        self._heartbeats = Heartbeats()
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
         self._state = AdminState(policy=self._policy)
@@ -76,7 +78,7 @@ class ControlPlane:
         self._ads = AdsService(self._cache, self.metrics)
         self._state.clients = self._ads.clients
         self._lrs = LrsService(self.observe, is_pool=self._pools.__contains__)
-        self._feedback = FeedbackService(self.observe, self.take_usage)
+        self._feedback = FeedbackService(self.observe, self.take_usage, self._lose_observer)
         self._discovery = Discovery(self._take_endpoints)
         self._prometheus = PrometheusSource(self.observe, self.metrics.queried)
         self._stack = AsyncExitStack()
@@ -105,13 +107,12 @@ class ControlPlane:
             )
             stack.push_async_callback(runner.cleanup)
             self._put_in_force(self._policy)
-            for job, period_s in (
-                (self.reload, _RELOAD_PERIOD_S),
-                (self._remember, _REMEMBER_PERIOD_S),
-                (self._sample, _SAMPLING_PERIOD_S),
+            for job in (
+                follow(self._file, self._take_policy, self.metrics.policy_refused),
+                _repeat(self._remember, _REMEMBER_PERIOD_S),
+                _repeat(self._sample, _SAMPLING_PERIOD_S),
             ):
-                task = asyncio.create_task(_repeat(job, period_s), name=job.__name__)
-                stack.callback(task.cancel)
+                stack.callback(asyncio.create_task(job).cancel)
             stack.push_async_callback(self._remember)
             self._stack = stack.pop_all()
         return self
@@ -121,14 +122,13 @@ class ControlPlane:
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Take in observations of any pools. Never blocks, and never raises: Envoy's streams hang on the caller."""
-        now = time.time()
         by_pool: dict[str, list[Observation]] = defaultdict(list)
         for observation in observations:
             by_pool[observation.pool].append(observation)
         try:
             for name, of_pool in by_pool.items():
                 if (pool := self._pools.get(name)) is not None:
-                    pool.controller.observe(now, of_pool)
+                    pool.observe(of_pool)
             self.metrics.observe(observations)
         except Exception:
             log.exception("observations were not taken in")
@@ -139,26 +139,25 @@ class ControlPlane:
         self._state.draining = True
 
     def take_usage(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
-        """Take in the counters of one observing process, each since its start."""
+        """Take in the counters of one observing process, each since its start; to be called twice a second."""
+        if not self._heartbeats.heard(time.time(), observer):
+            self._observer_missed()
         self._usage.pop(observer, None)
         self._usage[observer] = (cpu_seconds, watched)
         if len(self._usage) > _OBSERVERS_MAX:
             del self._usage[next(iter(self._usage))]
         self.metrics.observer(observer, cpu_seconds, watched, dropped, faults)
 
-    async def reload(self) -> None:
-        """Read the policy file if it has changed; a bad one is said, and the last good one stays in force."""
-        try:
-            # Half a millisecond per endpoint: a large file must not hold up the weights.
-            policy = await asyncio.to_thread(self._file.poll)
-        except PolicyError as error:
-            for problem in error.problems:
-                log.error("%s", problem)
-            log.error("the policy file is not used; the last good policy stays in force")
-            self.metrics.policy_refused()
-            return
-        if policy is None:
-            return
+    def _lose_observer(self, observer: str) -> None:
+        self._heartbeats.gone(observer)
+        self._observer_missed()
+
+    def _observer_missed(self) -> None:
+        """What any observer missed may be of any pool."""
+        for pool in self._pools.values():
+            pool.observe([ObserverMissed(time.time(), pool.policy.name)])
+
+    def _take_policy(self, policy: Policy) -> None:
         for key, of in _READ_AT_START.items():
             if of(policy) != of(self._first_policy):
                 log.warning("a change of %s comes into force at the next start", key)
@@ -178,7 +177,9 @@ class ControlPlane:
             if name in self._pools:
                 self._pools[name].reconfigure(now, pool)
             else:
-                self._pools[name] = _RunningPool(pool, self._memory.get(name), self._take_decision, self.metrics)
+                self._pools[name] = _RunningPool(
+                    pool, self._memory.get(name), self._take_decision, self.metrics, self._heartbeats
+                )
         self._discovery.update(policy)
         self._scraper.reconfigure(policy.pools)
         self._prometheus.reconfigure(policy.pools)
@@ -200,8 +201,17 @@ class ControlPlane:
         resources: dict[str, Mapping[str, bytes]] = dict(static_resources(self._policy).items())
         resources[TypeUrl.RTDS] = {RUNTIME_NAME: runtime_resource(self._share.percent)}
         resources[TypeUrl.EDS] = {name: _assignment(pool.step()) for name, pool in self._pools.items()}
+        before = self._clusters
         self._cache.publish(resources)
         self._state.ready = True
+        for name in before.keys() & self._pools.keys():
+            if before[name] != self._clusters[name]:
+                self._pools[name].observe([ClusterChanged(time.time(), name)])
+
+    @property
+    def _clusters(self) -> Mapping[str, Resource]:
+        """As they were published last."""
+        return self._cache.snapshot[TypeUrl.CDS] if self._cache.snapshot else {}
 
     def _take_decision(self, decision: PoolDecision, step_s: float) -> None:
         _tell_changes(self._state.decisions.get(decision.pool), decision)
@@ -252,12 +262,14 @@ class _RunningPool:
         memory: object,
         on_decision: Callable[[PoolDecision, float], None],
         metrics: Metrics,
+        heartbeats: Heartbeats,
     ) -> None:
         self.policy = policy
         self.controller = PoolController(policy, random.Random(), memory if isinstance(memory, dict) else None)
         self.is_located = False
         self._on_decision = on_decision
         self._metrics = metrics
+        self._heartbeats = heartbeats
         self.task = asyncio.create_task(self._run(), name=f"pool {policy.name}")
 
     def set_endpoints(self, now: float, endpoints: Sequence[EndpointSpec]) -> None:
@@ -268,11 +280,21 @@ class _RunningPool:
         self.policy = policy
         self.controller.reconfigure(now, policy)
 
+    def observe(self, observations: Sequence[Observation]) -> None:
+        self.controller.observe(self._now(), observations)
+
     def step(self) -> PoolDecision:
         began = time.perf_counter()
-        decision = self.controller.step(time.time())
+        decision = self.controller.step(self._now())
         self._on_decision(decision, time.perf_counter() - began)
         return decision
+
+    def _now(self) -> float:
+        """The time; before anything is judged by it, what was not seen meanwhile is told."""
+        now = time.time()
+        if self._heartbeats.overdue(now):
+            self.controller.observe(now, [ObserverMissed(now, self.policy.name)])
+        return now
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

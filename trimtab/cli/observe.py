@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 from ext_proc.report import Reporter
+from trimtab.cli.following import follow
 from trimtab.cli.observers import Observers, Workers
 from trimtab.cli.stopping import stop_signal
-from trimtab.policy import PolicyError, PolicyFile
+from trimtab.policy import PolicyFile
 
 log = logging.getLogger(__name__)
 
-_RELOAD_PERIOD_S = 1.0
 _FLUSH_S = 2.0
 
 
@@ -35,20 +35,8 @@ async def observe(policy_path: Path, *, worker: bool) -> None:
         reporter.start()
         async with observers.serving(policy.services.ext_proc, shared_port=worker):
             log.info("observing on %s, reporting to %s", policy.services.ext_proc, policy.services.xds)
-            follow = asyncio.create_task(_follow(policy_file, observers))
+            following = asyncio.create_task(follow(policy_file, observers.take_policy))
             await stop.wait()
             log.info("stopping; Envoy serves on unobserved")
-            follow.cancel()
+            following.cancel()
         await reporter.close(_FLUSH_S)
-
-
-async def _follow(policy_file: PolicyFile, observers: Observers) -> None:
-    while True:
-        await asyncio.sleep(_RELOAD_PERIOD_S)
-        try:
-            policy = policy_file.poll()
-        except PolicyError as error:
-            log.error("%s; the last good policy stays in force", error)
-            continue
-        if policy is not None:
-            observers.take_policy(policy)

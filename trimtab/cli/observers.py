@@ -32,7 +32,10 @@ class Observers:
 
     def __init__(self, policy: Policy, report: Callable[[Sequence[Observation]], None]) -> None:
         self._ext_proc = ExtProcService(
-            report, RejectionReader.from_policy(policy.rejections), policy.ext_proc.full_stream_percent
+            report,
+            RejectionReader.from_policy(policy.rejections),
+            policy.ext_proc.full_stream_percent,
+            policy.ext_proc.reject_timeout_ms / 1000,
         )
         self._access_log = AccessLogService(report)
 
@@ -40,6 +43,7 @@ class Observers:
         """Go on with another policy; answers that are being watched are not disturbed."""
         self._ext_proc.rejections = RejectionReader.from_policy(policy.rejections)
         self._ext_proc.full_stream_percent = policy.ext_proc.full_stream_percent
+        self._ext_proc.reject_timeout_s = policy.ext_proc.reject_timeout_ms / 1000
 
     @property
     def watched(self) -> int:

@@ -1,6 +1,7 @@
 """What is known of one attempt."""
 
 from dataclasses import dataclass
+from math import inf
 
 from trimtab.fleet.judgement import Judgement
 from trimtab.fleet.observation import AttemptEnded, Rejected
@@ -19,7 +20,9 @@ class Attempt:
     in_flight: int = 0  # likewise
     leased: bool = False
     waiting: bool = False  # for a token, as far as it is known
+    witness: bool = False  # its token would be seen, so its waiting shows silence
     token_at: float | None = None
+    read_until: float = -inf  # when what was last read of its stream after that was seen
     rejected: Rejected | None = None
     ended: AttemptEnded | None = None
     judgement: Judgement | None = None

@@ -76,3 +76,61 @@ class FadingShare:
 
     def _fade(self, now: float) -> float:
         return exp2(-max(0.0, now - self._at) / self._half_life_s)
+
+
+class FadingMean:
+    """The mean of unevenly spaced samples, each with a weight that halves after `half_life_s`.
+
+    A mean by sample would let ten samples that come at once outweigh a minute. It is unknown before the first
+    sample, and again when none has come for `memory_s`.
+    """
+
+    __slots__ = ("_at", "_half_life_s", "_memory_s", "_sum", "_weight")
+
+    def __init__(self, half_life_s: float, memory_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._memory_s = memory_s
+        self._sum = 0.0
+        self._weight = 0.0
+        self._at = 0.0  # of the newest sample
+
+    def add(self, at: float, mean: float, weight: float = 1.0) -> None:
+        """Take in `weight` (> 0) samples of `at` whose mean is `mean`."""
+        if self.value(at) is None:
+            self._sum = self._weight = 0.0
+        age = at - self._at
+        if age > 0:
+            fade = exp2(-age / self._half_life_s)
+            self._sum *= fade
+            self._weight *= fade
+            self._at = at
+        elif age < 0:
+            weight *= exp2(age / self._half_life_s)
+        self._sum += mean * weight
+        self._weight += weight
+
+    def value(self, now: float) -> float | None:
+        # A sample that was very late, or very old, may have faded to nothing.
+        known = self._weight > 0.0 and self._at >= now - self._memory_s
+        return self._sum / self._weight if known else None
+
+
+class FadingPeak:
+    """The highest value of late: a peak counts half after `half_life_s`, and a higher value replaces it."""
+
+    __slots__ = ("_at", "_half_life_s", "_peak")
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._peak: float | None = None
+        self._at = 0.0
+
+    def add(self, at: float, value: float) -> None:
+        """Take in a value >= 0 of `at`."""
+        known = self.value(at)
+        if known is None or value >= known:
+            self._peak, self._at = value, at
+
+    def value(self, now: float) -> float | None:
+        """None before the first value."""
+        return None if self._peak is None else self._peak * exp2(-max(0.0, now - self._at) / self._half_life_s)

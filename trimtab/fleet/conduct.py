@@ -19,6 +19,7 @@ from trimtab.fleet.judgement import (
 )
 from trimtab.fleet.ledger import Ledger
 from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome, Rejected, StreamRead
+from trimtab.fleet.pace import Pace
 from trimtab.fleet.silence import Silence
 from trimtab.fleet.snapshot import EndpointId, TokenSample
 
@@ -71,6 +72,7 @@ class Conduct:
         born_at: float,
         ttft_alpha: float,
         coverage: Coverage,
+        pace: Pace,
         departed: frozenset[str],
         tell: Callable[[Evidence], None],
     ) -> None:
@@ -78,6 +80,7 @@ class Conduct:
         self._born_at = born_at
         self._departed = departed
         self._coverage = coverage
+        self._pace = pace
         self._tell = tell
         self._held = Held()
         self._joinable: set[str] = set()  # requests of which something is held and an attempt is now known
@@ -86,11 +89,20 @@ class Conduct:
         self.ledger = Ledger(born_at)
         self.ttft = Ewma(ttft_alpha, MEMORY_S)
         self.errors = FadingShare(ERROR_HALF_LIFE_S)
+        self.failures_in_row = 0
 
     def started(self, started: AttemptStarted) -> None:
-        if self.ledger.start(started) and self._held.of(started.request_id):
+        if self.ledger.start(started, missed=self._coverage.missed(started.at)) is None:
+            return
+        if started.prompt_bytes is not None:
+            self._pace.sent(started.at, started.prompt_bytes)
+        if self._held.of(started.request_id):
             # Not at once: the next start in the same batch may be the better match.
             self._joinable.add(started.request_id)
+
+    def doubt(self) -> None:
+        """Tokens may have gone unseen: no stream that runs already shows silence by waiting."""
+        self.ledger.doubt(self._coverage.missed_until)
 
     def heard(self, now: float, event: Event) -> None:
         """Take in what was heard of an attempt, and hold it while neither a start nor an end is known."""
@@ -163,9 +175,13 @@ class Conduct:
         match event:
             case FirstToken() if attempt.token_at is None:
                 self._speak(now, attempt, event.at)
-            case StreamRead(verdict=verdict) if verdict and attempt.judgement is not Judgement.FAILURE:
-                judgement = judge_verdict(verdict, 200, in_stream=True)
-                self._judge(attempt, at, judgement, why="an error event late in a stream")
+            case StreamRead():
+                if event.at > attempt.read_until:
+                    attempt.read_until = event.at
+                    self._pace.decoded(at, event.gaps_s)
+                if event.verdict and attempt.judgement is not Judgement.FAILURE:
+                    judgement = judge_verdict(event.verdict, 200, in_stream=True)
+                    self._judge(attempt, at, judgement, why="an error event late in a stream")
             case Rejected() if attempt.rejected is None:
                 attempt.rejected = event
                 if was_held:  # and counted when it came
@@ -180,10 +196,13 @@ class Conduct:
     def _speak(self, now: float, attempt: Attempt, token_at: float) -> None:
         attempt.token_at = token_at
         self.ledger.spoke(attempt, all_watched=self._coverage.silent_rank(now) == 0)
-        ttft_s = max(0.0, token_at - attempt.started_at)
-        self.ttft.add(token_at, ttft_s)
         self._silence.spoke(attempt.ended.at if attempt.ended else token_at)
         self._tell(Spoke(self._endpoint, token_at, attempt.started_at))
+        if self._coverage.missed(attempt.started_at):
+            return
+        ttft_s = max(0.0, token_at - attempt.started_at)
+        self.ttft.add(token_at, ttft_s)
+        self._pace.spoke(token_at, ttft_s)
         if attempt.seen_to_start and attempt.prompt_bytes is not None:
             self._tell(
                 TokenSample(
@@ -197,9 +216,9 @@ class Conduct:
             )
 
     def _gave_up(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
-        """A client left before a token was seen: unless the stream was unwatched, the endpoint was silent."""
-        unwatched = ended.first_byte_s is not None and self._coverage.silent_rank(now) > 0
-        if (attempt.streamed or ended.streamed) and not unwatched:
+        """A client left before a token was seen: unless it may have been overlooked, the endpoint was silent."""
+        overlooked = self._coverage.missed(attempt.started_at) or self._coverage.silent_rank(now) > 0
+        if (attempt.streamed or ended.streamed) and not (overlooked and ended.first_byte_s is not None):
             self._silence.gave_up(min(now, ended.at), max(0.0, ended.at - attempt.started_at))
 
     def _close(self, now: float, attempt: Attempt) -> None:
@@ -212,6 +231,8 @@ class Conduct:
             self._judge(attempt, at, judge_status(ended.status), why=explain(ended))
         if not _is_streamed_answer(attempt, ended) or ended.first_byte_s is None:
             return
+        if self._coverage.missed(attempt.started_at):
+            return  # that it went unseen says nothing of those that come
         if ended.outcome is Outcome.COMPLETE:
             self._coverage.add(at, seen=attempt.token_at is not None)
             unwatched = True
@@ -236,9 +257,15 @@ class Conduct:
         if attempt.judgement is not None:
             errors, attempts = as_errors(attempt.judgement)
             self.errors.add(attempt.judged_at, -errors, -attempts)
+        if attempt.judgement is Judgement.FAILURE:
+            self.failures_in_row = max(0, self.failures_in_row - 1)
 
     def _count(self, at: float, started_at: float, judgement: Judgement, retry_after_s: float | None, why: str) -> None:
         self.errors.add(at, *as_errors(judgement))
+        if judgement is Judgement.FAILURE:
+            self.failures_in_row += 1
+        elif judgement is Judgement.SUCCESS:
+            self.failures_in_row = 0
         self._tell(Judged(self._endpoint, at, started_at, judgement, retry_after_s, why))
 
 

@@ -1,12 +1,14 @@
 """How many of a pool's streams are watched for their first token, and so what silence means."""
 
-from math import ceil, log
+from math import ceil, inf, log
 
 from trimtab.fleet.averages import FadingShare
 
 HALF_LIFE_S = 10.0
 # The chance of calling an endpoint silent although all of its waiting streams are merely unwatched.
 _FALSE_ALARM = 0.05
+# An observer that is back is found by Envoy, and has read what waited for it, within so long.
+_RECOVERY_S = 1.0
 
 
 class Coverage:
@@ -16,10 +18,19 @@ class Coverage:
     proves nothing; several together do.
     """
 
-    __slots__ = ("_seen",)
+    __slots__ = ("_seen", "missed_until")
 
     def __init__(self) -> None:
         self._seen = FadingShare(HALF_LIFE_S)
+        self.missed_until = -inf
+
+    def miss(self, at: float) -> None:
+        """An observer was away, or stopped, until `at`."""
+        self.missed_until = max(self.missed_until, at + _RECOVERY_S)
+
+    def missed(self, started_at: float) -> bool:
+        """Whether the first token of an attempt may have gone unseen, or was read long after it came."""
+        return started_at < self.missed_until
 
     def add(self, at: float, seen: bool) -> None:
         self._seen.add(at, float(seen), 1.0)

@@ -7,12 +7,15 @@ from math import inf, isfinite
 
 from trimtab.fleet.conduct import Evidence
 from trimtab.fleet.coverage import Coverage
+from trimtab.fleet.load import LoadReports
 from trimtab.fleet.observation import (
     AttemptEnded,
     AttemptStarted,
+    ClusterChanged,
     FirstToken,
     LoadReported,
     Observation,
+    ObserverMissed,
     Rejected,
     SignalQueried,
     SignalsRead,
@@ -47,6 +50,7 @@ class Fleet:
         self._stale_after_s = stale_after_s
         self._trust = trust
         self._coverage = Coverage()
+        self._load = LoadReports()
         self._profiles: dict[str, Profile] = {}
         self._departed: dict[str, _Departed] = {}
         self._evidence: list[Evidence] = []
@@ -95,22 +99,29 @@ class Fleet:
         if len(batch) < len(observations):
             _log.warning("%s: %d observations of an impossible time", self._pool, len(observations) - len(batch))
         for observation in batch:
-            profile = self._profiles.get(observation.address)
-            if profile is not None and observation.pool == self._pool:
+            if observation.pool != self._pool:
+                continue
+            if (profile := self._profiles.get(observation.address)) is not None:
                 self._apply(now, profile, observation)
+            else:
+                self._apply_to_all(observation)
         for profile in self._profiles.values():
             profile.conduct.join_held(now)
         return self._tell_all()
 
     def settle(self, now: float) -> Sequence[Evidence]:
         """Draw what follows from the passing of time: verdicts that did not come, ends that were lost."""
+        moments = self._load.settled(now)
         for _, profile in sorted(self._profiles.items()):
-            profile.settle(now)
+            profile.settle(now, moments)
         return self._tell_all()
 
     def snapshot(self, now: float) -> PoolSnapshot:
         """All that is known at `now`, frozen."""
-        views = [profile.view(now, self._stale_after_s, self._trust) for profile in self._profiles.values()]
+        views = [
+            profile.view(now, self._stale_after_s, self._trust, self._load.in_flight(now, address))
+            for address, profile in self._profiles.items()
+        ]
         return PoolSnapshot(self._pool, now, tuple(sorted(views, key=lambda view: view.id)))
 
     def _apply(self, now: float, profile: Profile, observation: Observation) -> None:
@@ -122,12 +133,21 @@ class Fleet:
             case AttemptEnded():
                 if isfinite(observation.started_at):
                     profile.conduct.ended(now, observation)
-            case LoadReported():
-                profile.load_reported(now, observation)
             case SignalsRead():
                 self._read(now, profile, observation)
             case SignalQueried():
                 self._take_queried(profile, observation)
+
+    def _apply_to_all(self, observation: Observation) -> None:
+        match observation:
+            case LoadReported():
+                self._load.take(observation)
+            case ClusterChanged():
+                self._load.cluster_changed(observation.at)
+            case ObserverMissed():
+                self._coverage.miss(observation.at)
+                for profile in self._profiles.values():
+                    profile.conduct.doubt()
 
     def _read(self, now: float, profile: Profile, read: SignalsRead) -> None:
         read = plausible(read)

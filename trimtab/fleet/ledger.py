@@ -67,7 +67,7 @@ class Ledger:
         self._by_request: dict[str, list[Attempt]] = {}
         self._leases = AgeQueue()
         self._streams = AgeQueue()  # without a token, where one would be seen
-        self._others = AgeQueue()  # answers in one piece: their first token is never seen
+        self._others = AgeQueue()  # where none would be: answers in one piece, and streams that were missed
         self._ended: deque[tuple[float, Attempt]] = deque()  # by arrival
         self._horizon = -inf  # what happened until then can no longer be told from a repetition
         self.outstanding_prompt_bytes = 0
@@ -82,12 +82,20 @@ class Ledger:
         return len(self._streams)
 
     @property
+    def decoding(self) -> int:
+        """Attempts in flight that are past their first token, as far as it is known."""
+        return len(self._leases) - len(self._streams) - len(self._others)
+
+    @property
     def request_ids(self) -> frozenset[str]:
         """The requests whose attempts are still known."""
         return frozenset(self._by_request)
 
-    def start(self, started: AttemptStarted) -> Attempt | None:
-        """Take a lease. None: the attempt is known already, or too old to be told from an ended one."""
+    def start(self, started: AttemptStarted, *, missed: bool) -> Attempt | None:
+        """Take a lease. None: the attempt is known already, or too old to be told from an ended one.
+
+        `missed`: its first token may go unseen.
+        """
         at, request_id = started.at, started.request_id
         if at < self._born_at or at <= self._horizon or self._find(request_id, at):
             return None
@@ -102,6 +110,7 @@ class Ledger:
             outstanding_prompt_bytes=self.outstanding_prompt_bytes,
             leased=True,
             waiting=True,
+            witness=bool(started.streamed) and not missed,
         )
         self._leases.add(attempt)
         self._queue_of(attempt).add(attempt)
@@ -147,25 +156,35 @@ class Ledger:
             for unseen in self._streams.before(attempt.started_at):
                 self._stop_waiting(unseen)
 
+    def doubt(self, until: float) -> None:
+        """The first tokens of streams that started before `until` may have gone unseen."""
+        for stream in self._streams.before(until):
+            self._streams.discard(stream)
+            stream.witness = False
+            self._others.add(stream)
+
     def wait(self, now: float, rank: int = 0) -> float:
         """Age [s] of the oldest stream without a token, or of the one with `rank` such streams before it."""
         waiting = self._streams.oldest(rank)
         return max(0.0, now - waiting.started_at) if waiting else 0.0
 
-    def in_flight_at(self, at: float) -> int:
-        """The leases held at a moment not long ago, by the times of starts and ends, not of their arrival."""
-        count = self._leases.until(at)
+    def in_flight_at(self, at: float, since: float = -inf) -> int:
+        """The leases held at a moment not long ago, by the times of starts and ends, not of their arrival.
+
+        Those that started before `since` are left out.
+        """
+        count = max(0, self._leases.until(at) - self._leases.until(since))
         for arrived_at, attempt in reversed(self._ended):
             if arrived_at < at:
                 break
-            if attempt.seen_to_start and attempt.ended and attempt.started_at <= at < attempt.ended.at:
+            if attempt.seen_to_start and attempt.ended and since < attempt.started_at <= at < attempt.ended.at:
                 count += 1
         return count
 
-    def release_oldest(self, now: float, count: int) -> None:
-        """Give back the leases whose ends were lost."""
+    def release_oldest(self, now: float, count: int, since: float) -> None:
+        """Give back leases whose ends were lost, of those that started after `since`."""
         for _ in range(count):
-            if oldest := self._leases.oldest():
+            if oldest := self._leases.oldest(self._leases.until(since)):
                 self._release(now, oldest)
 
     def tidy(self, now: float) -> None:
@@ -182,7 +201,7 @@ class Ledger:
         return None
 
     def _queue_of(self, attempt: Attempt) -> AgeQueue:
-        return self._streams if attempt.streamed else self._others
+        return self._streams if attempt.witness else self._others
 
     def _stop_waiting(self, attempt: Attempt) -> None:
         if attempt.waiting:

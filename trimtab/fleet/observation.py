@@ -8,6 +8,7 @@ services listen on loopback or a unix socket). `pool` is the pool's name, which 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 
 class Verdict(StrEnum):
@@ -85,31 +86,47 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class StreamRead:
-    """A streamed answer that was read to its end (a sample is): what its tokens and last events said."""
+    """What was read of a streamed answer since its first token, or since the last StreamRead of it.
+
+    A share of the streams is read whole. One that goes on is reported every few seconds, and each at its end.
+    """
 
     at: float
     pool: str
     address: str
     request_id: str
-    chunks: int  # chunks that carried generated content
-    mean_gap_s: float | None  # between such chunks; None with fewer than two
-    max_gap_s: float | None
+    gaps_s: tuple[float, ...]  # from each chunk that carried generated content to the next; 0 if they came together
     finished: bool  # it ended as its protocol says ([DONE], message_stop, a finish_reason)
     verdict: Verdict | None  # of an error event after the first token
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReported:
-    """One LRS report of one Envoy about one endpoint: a gauge and what was added since the last report."""
+    """One LRS report of one Envoy about one pool: what is in flight to each address. Those left out are idle."""
 
+    address: ClassVar[str] = ""  # it is about the whole pool
     at: float
     pool: str
-    address: str
     node: str  # the reporting Envoy
-    in_flight: int
-    issued: int
-    succeeded: int  # Envoy counts a 429 as success
-    failed: int
+    in_flight: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterChanged:
+    """Envoys are given another cluster for the pool. What is in flight runs on, but their reports begin at 0."""
+
+    address: ClassVar[str] = ""
+    at: float
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverMissed:
+    """An observer is, or was until now, away or stopped: tokens go unseen, or are read long after they came."""
+
+    address: ClassVar[str] = ""
+    at: float
+    pool: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,5 +202,14 @@ class SignalQueried:
 
 
 Observation = (
-    AttemptStarted | FirstToken | Rejected | AttemptEnded | StreamRead | LoadReported | SignalsRead | SignalQueried
+    AttemptStarted
+    | FirstToken
+    | Rejected
+    | AttemptEnded
+    | StreamRead
+    | SignalsRead
+    | SignalQueried
+    | LoadReported
+    | ClusterChanged
+    | ObserverMissed
 )

@@ -6,9 +6,11 @@ from typing import Any
 from trimtab.fleet.observation import (
     AttemptEnded,
     AttemptStarted,
+    ClusterChanged,
     FirstToken,
     LoadReported,
     Observation,
+    ObserverMissed,
     Rejected,
     SignalQueried,
     SignalsRead,
@@ -28,16 +30,18 @@ def _answer(o: AttemptEnded) -> tuple[float, ...]:
 
 
 # At one instant an engine's restart comes first, and an attempt starts before anything else happens to it.
-# Starts and ends spell out their fields because they come by the thousand, and `repr` is several times as
-# slow.
+# Starts and ends spell out their fields because they come by the thousand, and reads because they are long:
+# `repr` is several times as slow.
 _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     SignalsRead: lambda o: (o.at, 0, o.address, repr(o)),
     SignalQueried: lambda o: (o.at, 0, o.address, repr(o)),
-    LoadReported: lambda o: (o.at, 1, o.address, repr(o)),
+    ClusterChanged: lambda o: (o.at, 1, "cluster"),
+    ObserverMissed: lambda o: (o.at, 1, "observer"),
+    LoadReported: lambda o: (o.at, 1, "report", o.node, repr(o)),
     AttemptStarted: lambda o: (o.at, 2, o.address, o.request_id, _maybe(o.prompt_bytes), _maybe(o.streamed)),
     FirstToken: lambda o: (o.at, 3, o.address, o.request_id),
     Rejected: lambda o: (o.at, 4, o.address, o.request_id, repr(o)),
-    StreamRead: lambda o: (o.at, 5, o.address, o.request_id, repr(o)),
+    StreamRead: lambda o: (o.at, 5, o.address, o.request_id, o.gaps_s, o.finished, o.verdict or ""),
     AttemptEnded: lambda o: (
         o.at,
         6,

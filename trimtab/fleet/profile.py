@@ -1,13 +1,14 @@
 """All that is known of one incarnation of an endpoint: its attempts, its own readings, and Envoy's counts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trimtab.fleet.conduct import ERROR_PRIOR, Conduct, Evidence
+from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence
 from trimtab.fleet.coverage import Coverage
-from trimtab.fleet.load import LoadReports
-from trimtab.fleet.observation import LoadReported, SignalQueried, SignalsRead
+from trimtab.fleet.load import Differences, Moment
+from trimtab.fleet.observation import SignalQueried, SignalsRead
+from trimtab.fleet.pace import Pace
 from trimtab.fleet.queried import Queried, Trust
 from trimtab.fleet.readings import Readings
 from trimtab.fleet.snapshot import EndpointId, EndpointView
@@ -26,6 +27,7 @@ class ProfileMemory(BaseModel):
     attempts: float = Field(default=0, ge=0, le=1e9)
     process_start: float | None = None
     generated_tokens: float | None = Field(default=None, ge=0)
+    tokens_per_s_best: float | None = Field(default=None, ge=0)
 
 
 class Profile:
@@ -48,13 +50,20 @@ class Profile:
     ) -> None:
         self.id = id
         self.spec = spec
+        self.pace = Pace(MEMORY_S)
         self.conduct = Conduct(
-            id, born_at=born_at, ttft_alpha=ttft_alpha, coverage=coverage, departed=departed, tell=tell
+            id,
+            born_at=born_at,
+            ttft_alpha=ttft_alpha,
+            coverage=coverage,
+            pace=self.pace,
+            departed=departed,
+            tell=tell,
         )
         self._born_at = born_at
         self._readings = Readings()
         self._queried = Queried()
-        self._load = LoadReports()
+        self._differences = Differences()
         self._lease_difference = 0
 
     def shows_restart(self, read: SignalsRead) -> bool:
@@ -64,6 +73,7 @@ class Profile:
     def read(self, now: float, read: SignalsRead) -> None:
         if self._is_news(read):
             self._readings.take(min(now, read.at), read)
+            self.pace.read(min(now, read.at), read.signals)
 
     def shows_restart_queried(self, seen: SignalQueried) -> bool:
         """Whether an answer of Prometheus comes from a later incarnation than this one."""
@@ -73,25 +83,23 @@ class Profile:
         if self._is_of_now(seen):
             self._queried.take(seen)
 
-    def load_reported(self, now: float, report: LoadReported) -> None:
-        if report.at >= self._born_at:
-            self._load.take(min(now, report.at), report.node, report.in_flight)
-
-    def settle(self, now: float) -> None:
-        """Draw what follows from the passing of time."""
+    def settle(self, now: float, moments: Sequence[Moment]) -> None:
+        """Draw what follows from the passing of time, and from what Envoys counted at some moments."""
         self.conduct.settle(now)
-        ledger = self.conduct.ledger
-        for at, reported in self._load.settled(now):
-            self._load.differ(at, ledger.in_flight_at(at) - reported)
-        self._lease_difference = self._load.lasting_difference(now)
+        self.pace.decoding(now, self.conduct.ledger.decoding)
+        for moment in moments:
+            if moment.oldest >= self._born_at:
+                self._differences.note(moment.newest, self._difference(moment))
+        self._lease_difference = self._differences.lasting(now)
         if self._lease_difference > 0:
-            ledger.release_oldest(now, self._lease_difference)
-            self._load.start_over()
+            self.conduct.ledger.release_oldest(now, self._lease_difference, moments[-1].since)
+            self._differences.start_over()
 
-    def view(self, now: float, stale_after_s: float, trust: Trust) -> EndpointView:
+    def view(self, now: float, stale_after_s: float, trust: Trust, reported: int | None) -> EndpointView:
+        """All that is known of it; `reported` is what Envoys have in flight by their own count."""
         queried = self._queried.view(self._readings.view(now, stale_after_s), now, trust)
-        readings = queried.readings
-        conduct, ledger = self.conduct, self.conduct.ledger
+        readings, signals = queried.readings, queried.readings.signals
+        conduct, ledger, pace = self.conduct, self.conduct.ledger, self.pace
         return EndpointView(
             id=self.id,
             name=self.spec.name,
@@ -99,6 +107,16 @@ class Profile:
             labels=self.spec.labels,
             ttft_s=conduct.known_ttft(now),
             ttft_samples=conduct.ttft.samples,
+            ttft_recent_s=pace.ttft_recent_s(now),
+            ttft_p99_s=pace.ttft_p99_s(now),
+            inter_token_s=pace.inter_token_s(now),
+            inter_token_p99_s=pace.inter_token_p99_s(now),
+            tokens_per_s=pace.tokens_per_s(now, signals),
+            tokens_per_s_best=pace.tokens_per_s_best(now),
+            preemptions_per_s=pace.preemptions_per_s(signals),
+            prompt_bytes_mean=pace.prompt_bytes_mean(now),
+            prompt_bytes_std=pace.prompt_bytes_std(now),
+            failures_in_row=conduct.failures_in_row,
             error_share=conduct.errors.share(now, prior_hits=0.0, prior_total=ERROR_PRIOR),
             error_samples=conduct.errors.total(now),
             # Where Envoy counts more than there are leases, their starts were lost.
@@ -107,13 +125,13 @@ class Profile:
             outstanding_prompt_bytes=ledger.outstanding_prompt_bytes,
             prompt_bytes_sent=ledger.prompt_bytes_sent,
             oldest_wait_s=conduct.silence(now),
-            signals=readings.signals,
+            signals=signals,
             signals_age_s=self._readings.age(now),
             signals_unknown=readings.unknown,
             signal_origins=readings.origins,
             rates=readings.rates,
             custom=queried.custom,
-            in_flight_reported=self._load.total(now),
+            in_flight_reported=reported,
             lease_difference=self._lease_difference,
         )
 
@@ -127,6 +145,7 @@ class Profile:
             attempts=errors.total(now),
             process_start=self._readings.known("process_start"),
             generated_tokens=self._readings.known("generated_tokens"),
+            tokens_per_s_best=self.pace.tokens_per_s_best(now),
         )
 
     def recall(self, at: float, memory: ProfileMemory) -> None:
@@ -134,6 +153,19 @@ class Profile:
         self.conduct.ttft.recall(min(memory.ttft_at, at), memory.ttft_s, memory.ttft_samples)
         self.conduct.errors.add(at, min(memory.errors, memory.attempts), memory.attempts)
         self._readings.recall(process_start=memory.process_start, generated_tokens=memory.generated_tokens)
+        if memory.tokens_per_s_best is not None:
+            self.pace.recall_best(at, memory.tokens_per_s_best)
+
+    def _difference(self, moment: Moment) -> int:
+        """Leases minus what was reported, as far as it is certain: all the time that the reports span.
+
+        What may run uncounted can be above the reports, and still helps to explain what is in them.
+        """
+        times = {moment.oldest, moment.newest}
+        ledger, reported = self.conduct.ledger, moment.in_flight.get(self.id.address, 0)
+        counted = min(ledger.in_flight_at(at, moment.since) for at in times)
+        in_all = max(ledger.in_flight_at(at) for at in times)
+        return max(0, counted - reported) + min(0, in_all - reported)
 
     def _is_of_now(self, seen: SignalQueried) -> bool:
         """Whether the samples behind a value are of this incarnation."""

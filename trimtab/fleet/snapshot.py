@@ -30,6 +30,16 @@ class EndpointView:
     labels: Mapping[str, str] = field(default_factory=dict)
     ttft_s: float | None = None  # EWMA of first tokens, raised to the age of the oldest stream without one
     ttft_samples: int = 0
+    ttft_recent_s: float | None = None  # mean of the last 50 first tokens, single outliers of a busy endpoint left out
+    ttft_p99_s: float | None = None  # of the first tokens of the last 60 s
+    inter_token_s: float | None = None  # mean gap between tokens, by the streams that were read whole
+    inter_token_p99_s: float | None = None  # of the gaps of the last 60 s
+    tokens_per_s: float | None = None  # generated now: by the engine's counter, without one by the streams read whole
+    tokens_per_s_best: float | None = None  # the most that it held lately, fading slowly: what it can do
+    preemptions_per_s: float | None = None  # by the engine's counter
+    prompt_bytes_mean: float | None = None  # of recent attempts
+    prompt_bytes_std: float | None = None  # likewise, the standard deviation
+    failures_in_row: int = 0  # attempts that ended as errors since the last one that did not
     error_share: float = 0.0  # 0..1, decaying; quota answers and aborts by clients are not in it
     error_samples: float = 0.0  # decayed number of attempts behind it
     in_flight: int = 0

@@ -10,18 +10,17 @@ from pydantic_core import CoreSchema, core_schema
 
 @dataclass(frozen=True, slots=True)
 class ByLaw:
-    """Chooses among the members of a union (or the one type there is) by the field `law`.
+    """Chooses among the members of a union by the field `law`.
 
-    pydantic's own `Field(discriminator=...)` wants at least two members, and the field in every section. Here
-    one member will do, and a section without `law` is of the default law.
+    pydantic's own `Field(discriminator=...)` wants the field in every section. Here a section without `law` is of
+    the default law.
     """
 
     default: str
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        members = get_args(source) or (source,)
         return core_schema.tagged_union_schema(
-            {_law(member): handler.generate_schema(member) for member in members},
+            {_law(member): handler.generate_schema(member) for member in get_args(source)},
             discriminator=self._named_by,
         )
 

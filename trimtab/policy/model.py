@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
 from trimtab.policy.metric import parse_metric
+from trimtab.policy.needs import unmet_needs
 from trimtab.policy.prometheus import Prometheus
 from trimtab.policy.words import quoted, shown
 from trimtab.scoring import ScoringPolicy, default_scoring
@@ -51,20 +52,30 @@ def split_host_port(text: str) -> tuple[str, int]:
 
 
 def _ip(text: str, version: Literal[4, 6]) -> str:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        address = None
+    address = _read_ip(text)
     if address is None or address.version != version:
         raise ValueError(f"{quoted(text)} is not an IPv{version} address")
     return str(address)
 
 
-def _ip_address(text: str) -> str:
+def _read_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return str(ipaddress.ip_address(text))
+        address = ipaddress.ip_address(text)
     except ValueError:
-        raise ValueError(f"{quoted(text)} must be an IP address, as in 127.0.0.1 or 0.0.0.0") from None
+        return None
+    if "%" in text:
+        raise ValueError(f"{quoted(text)} has a zone: use an address that needs none")
+    return address
+
+
+def _own_ip(text: str) -> str:
+    """An address that Envoy can listen on: it looks up no names for that."""
+    address = _read_ip(text)
+    if address is None:
+        raise ValueError(f"{quoted(text)} must be an IP address, as in 127.0.0.1 or 0.0.0.0")
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        raise ValueError(f"{quoted(text)} must be written as {address.ipv4_mapped}")
+    return str(address)
 
 
 def _host_port(text: str) -> str:
@@ -79,6 +90,12 @@ def _service_address(text: str) -> str:
             raise ValueError(f"{quoted(text)}: a unix socket needs an absolute path of at most 100 bytes")
         return text
     return _host_port(text)
+
+
+def _own_address(text: str) -> str:
+    if not text.startswith("unix:"):
+        _own_ip(split_host_port(text)[0])
+    return _service_address(text)
 
 
 def _regex(text: str) -> str:
@@ -130,10 +147,13 @@ def _text(example: str, pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example]})
 
 
-IpAddress = Annotated[str, AfterValidator(_ip_address), _text("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
+IpAddress = Annotated[str, AfterValidator(_own_ip), _text("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
 HostPort = Annotated[str, AfterValidator(_host_port), _text("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
 ServiceAddress = Annotated[
     str, AfterValidator(_service_address), _text("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
+]
+OwnAddress = Annotated[
+    str, AfterValidator(_own_address), _text("127.0.0.1:9901", r"^(unix:/.+|[0-9A-Fa-f.:\[\]]+:[0-9]{1,5})$")
 ]
 Regex = Annotated[str, AfterValidator(_regex), WithJsonSchema({"type": "string", "format": "regex"})]
 Name = Annotated[str, AfterValidator(_name), _text("llama-70b", f"^{_NAME.pattern}$")]
@@ -192,7 +212,9 @@ class Services(Strict):
     xds: ServiceAddress = Field("127.0.0.1:18000", description="The xDS server, which Envoy asks for its resources.")
     ext_proc: ServiceAddress = Field("127.0.0.1:18001", description="The ext_proc service, which Envoy reports to.")
     admin: HostPort = Field("127.0.0.1:18080", description="/metrics, /endpoints, /healthz, /readyz. TCP only.")
-    envoy_admin: ServiceAddress = Field("127.0.0.1:9901", description="Envoy's own admin pages.")
+    envoy_admin: OwnAddress = Field(
+        "127.0.0.1:9901", description="Envoy's own admin pages. An IP address with a port, or a unix socket."
+    )
 
 
 class ExtProc(Strict):
@@ -480,6 +502,7 @@ class Policy(Strict):
         yield from _used_twice("pool", "pools", [pool.name for pool in self.pools])
         yield from self._unreached_globs()
         yield from self._shared_addresses()
+        yield from self._unmet_needs()
         if self.ext_proc.workers > 1 and self.services.ext_proc.startswith("unix:"):
             yield Flaw(
                 "ext_proc.workers above 1 need services.ext_proc on TCP, as in 127.0.0.1:18001: "
@@ -499,6 +522,11 @@ class Policy(Strict):
                         "change one of them, or put the narrower pool first",
                         ("pools", index, "models", position),
                     )
+
+    def _unmet_needs(self) -> Iterator[Flaw]:
+        for index, pool in enumerate(self.pools):
+            for unmet in unmet_needs(pool, self.ext_proc):
+                yield Flaw(unmet, ("pools", index, "scoring", "law"))
 
     def _shared_addresses(self) -> Iterator[Flaw]:
         ours = [(("listen", "port"), self.listen.socket)]

@@ -1,31 +1,52 @@
 """What waiting prompt tokens and running sequences cost on one endpoint, learned on line."""
 
 from collections.abc import Mapping
-from math import isfinite
-from typing import Any
+from math import exp, isfinite, log
+from typing import TypeGuard
+
+from trimtab.scoring.change import ChangeTest
 
 _FORGET = 0.97  # per sample: the last thirty count most
-_CLIP = 4.0  # a residual beyond so many mean absolute residuals is an outlier,
-_SUSTAINED = 3  # unless so many in a row lie on the same side: then the endpoint has changed
+_CLIP = 3.0  # a residual beyond so many mean absolute residuals is cut there
+_LEAST_SPREAD = 0.1  # mean absolute residual, as a part of the prediction
+_FIRST_SPREAD = 0.3
+# How little is known of a cost at most, as a part of it: at the start, and after long forgetting.
+_FIRST_DOUBT = 1.0
+_MOST_DOUBT = 4.0
 _LEAST_COST = 1e-6
+_LEAST_TTFT_S = 0.005  # shorter ones differ by a step's luck, not by the load
+_ERROR_ALPHA = 0.05
+_LONGEST_LOG = 3.0  # a change is at most twentyfold at once
+
+_Matrix = tuple[tuple[float, float], tuple[float, float]]
+
+
+def is_memory(memory: object) -> TypeGuard[Mapping[str, float]]:
+    """Whether this is what `CostModel.remember` gives."""
+    if not isinstance(memory, Mapping):
+        return False
+    costs = [memory.get("per_kilotoken_s"), memory.get("per_attempt_s")]
+    return all(isinstance(cost, int | float) and isfinite(cost) and cost > 0 for cost in costs)
 
 
 class CostModel:
     """`ttft ≈ a·(prompt tokens ahead) + b·(attempts in flight)`, both costs above 0.
 
-    Recursive least squares with forgetting, without an intercept. Single outliers are clipped; a sustained change
-    widens the model's uncertainty at once, because forgetting alone would take some thirty samples to follow.
+    Recursive least squares with forgetting, without an intercept, on residuals as parts of the prediction: TTFTs
+    spread by a factor, and a long one must not teach more than many short ones. Outliers are cut. A sustained change
+    moves both costs at once, because forgetting alone would take some hundred samples to follow.
     """
 
-    __slots__ = ("_error", "_gain", "_side", "per_attempt_s", "per_kilotoken_s", "samples")
+    __slots__ = ("_change", "_doubt", "_spread", "error", "per_attempt_s", "per_kilotoken_s", "samples")
 
     def __init__(self, per_kilotoken_s: float, per_attempt_s: float) -> None:
         self.per_kilotoken_s = per_kilotoken_s
         self.per_attempt_s = per_attempt_s
         self.samples = 0
-        self._error: float | None = None  # mean absolute residual, seconds
-        self._side = 0  # outliers in a row on one side, signed
-        self._gain = self._wide()
+        self.error: float | None = None  # of predictions, mean |predicted - seen| / seen
+        self._spread = _FIRST_SPREAD
+        self._change = ChangeTest()
+        self._doubt = self._wide(_FIRST_DOUBT)
 
     def predict(self, kilotokens: float, attempts: float) -> float:
         """The TTFT behind so much work, seconds."""
@@ -33,10 +54,35 @@ class CostModel:
 
     def learn(self, kilotokens: float, attempts: float, ttft_s: float) -> None:
         """Take in one TTFT with the load that its attempt met, itself included."""
-        residual = self._plausible(ttft_s - self.predict(kilotokens, attempts))
-        (p, q), (_, s) = self._gain
+        seen = max(ttft_s, _LEAST_TTFT_S)
+        predicted = max(self.predict(kilotokens, attempts), _LEAST_TTFT_S)
+        self._rate(abs(predicted - seen) / seen)
+        change = self._change.factor(max(-_LONGEST_LOG, min(_LONGEST_LOG, log(seen / predicted))))
+        if change is not None:
+            self.per_kilotoken_s = max(_LEAST_COST, self.per_kilotoken_s * exp(change))
+            self.per_attempt_s = max(_LEAST_COST, self.per_attempt_s * exp(change))
+            self._doubt = self._wide(_FIRST_DOUBT)
+            predicted = max(self.predict(kilotokens, attempts), _LEAST_TTFT_S)
+        residual = self._cut((seen - self.predict(kilotokens, attempts)) / predicted)
+        self._update(kilotokens / predicted, attempts / predicted, residual)
+        self.samples += 1
+
+    def remember(self) -> dict[str, float]:
+        """The costs, JSON-able."""
+        return {"per_kilotoken_s": self.per_kilotoken_s, "per_attempt_s": self.per_attempt_s}
+
+    def recall(self, memory: Mapping[str, float]) -> None:
+        """Begin with remembered costs. Raises ValueError unless `is_memory`."""
+        if not is_memory(memory):
+            raise ValueError(f"no costs: {memory!r}")
+        self.per_kilotoken_s, self.per_attempt_s = float(memory["per_kilotoken_s"]), float(memory["per_attempt_s"])
+        self._doubt = self._wide(_FIRST_DOUBT)
+
+    def _update(self, kilotokens: float, attempts: float, residual: float) -> None:
+        """One step of least squares, all in units of the prediction."""
+        (p, q), (_, s) = self._doubt
         u, v = p * kilotokens + q * attempts, q * kilotokens + s * attempts
-        scale = _FORGET + kilotokens * u + attempts * v
+        scale = _FORGET * max(self._spread, _LEAST_SPREAD) ** 2 + kilotokens * u + attempts * v
         a = self.per_kilotoken_s + u / scale * residual
         b = self.per_attempt_s + v / scale * residual
         # A cost below 0 is noise: that one goes to its bound, and the other explains the whole sample.
@@ -45,45 +91,19 @@ class CostModel:
         elif a < _LEAST_COST and attempts > 0:
             a, b = _LEAST_COST, b + (a - _LEAST_COST) * kilotokens / attempts
         self.per_kilotoken_s, self.per_attempt_s = max(a, _LEAST_COST), max(b, _LEAST_COST)
-        (widest, _), (_, widest_b) = self._wide()
         p, q, s = (p - u * u / scale) / _FORGET, (q - u * v / scale) / _FORGET, (s - v * v / scale) / _FORGET
-        # Forgetting what the samples do not speak of would let the uncertainty of it grow without end.
-        self._gain = ((p, q), (q, s)) if p <= widest and s <= widest_b else self._wide()
-        self.samples += 1
+        # Forgetting what the samples do not speak of would let the doubt about it grow without end.
+        (most_p, _), (_, most_s) = self._wide(_MOST_DOUBT)
+        self._doubt = ((p, q), (q, s)) if p <= most_p and s <= most_s else self._wide(_FIRST_DOUBT)
 
-    def remember(self) -> dict[str, float]:
-        """The costs, JSON-able."""
-        return {"per_kilotoken_s": self.per_kilotoken_s, "per_attempt_s": self.per_attempt_s}
+    def _cut(self, residual: float) -> float:
+        limit = _CLIP * max(self._spread, _LEAST_SPREAD)
+        cut = max(-limit, min(limit, residual))
+        self._spread += _ERROR_ALPHA * (abs(cut) - self._spread)
+        return cut
 
-    def recall(self, memory: Mapping[str, Any]) -> None:
-        """Begin with remembered costs; malformed ones are ignored."""
-        a, b = memory.get("per_kilotoken_s"), memory.get("per_attempt_s")
-        if isinstance(a, int | float) and isinstance(b, int | float) and isfinite(a + b) and min(a, b) > 0:
-            self.per_kilotoken_s, self.per_attempt_s = float(a), float(b)
+    def _rate(self, error: float) -> None:
+        self.error = error if self.error is None else self.error + _ERROR_ALPHA * (error - self.error)
 
-    def _plausible(self, residual: float) -> float:
-        """The residual, clipped if it is a single outlier."""
-        size = abs(residual)
-        if self._error is None:
-            self._error = size
-            return residual
-        limit = _CLIP * max(self._error, 1e-3)
-        if size <= limit:
-            self._side = 0
-            self._error += 0.1 * (size - self._error)
-            return residual
-        side = 1 if residual > 0 else -1
-        self._side = self._side + side if self._side * side > 0 else side
-        if abs(self._side) < _SUSTAINED:
-            return side * limit
-        self._side = 0
-        self._error = size
-        self._gain = self._wide()
-        return residual
-
-    def _wide(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """An uncertainty as large as the costs themselves."""
-        return (
-            (max(self.per_kilotoken_s, 0.05) ** 2 * 100, 0.0),
-            (0.0, max(self.per_attempt_s, 0.005) ** 2 * 100),
-        )
+    def _wide(self, doubt: float) -> _Matrix:
+        return ((doubt * self.per_kilotoken_s) ** 2, 0.0), (0.0, (doubt * self.per_attempt_s) ** 2)

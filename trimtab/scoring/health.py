@@ -9,43 +9,35 @@ from trimtab.fleet.observation import Signals
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.law import Law, Need, Score
+from trimtab.scoring.numbers import Positive, Share, sum_to_one
 from trimtab.strict import Flaw, Strict
-
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class HealthPolicy(Strict):
     """Numbers of the `health` law."""
 
     law: Literal["health"] = "health"
-    ttft_threshold_ms: _Positive = Field(default=2000, description="A TTFT that loses all its points.")
-    queue_max: _Positive = Field(default=30, description="Waiting requests that lose all queue points.")
+    ttft_threshold_ms: Positive = Field(default=2000, description="A TTFT that loses all its points.")
+    queue_max: Positive = Field(default=30, description="Waiting requests that lose all queue points.")
     kv_knee: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.8, description="KV usage from which points are lost."
     )
-    error_gain: _Positive = Field(default=5, description="An error share of 1/gain loses all its points.")
-    ttft_weight: _Weight = Field(default=0.35, description="Part of the points that TTFT can lose.")
-    error_weight: _Weight = Field(default=0.40, description="Part of the points that errors can lose.")
-    load_weight: _Weight = Field(default=0.25, description="Part of the points that queue and KV usage can lose.")
+    error_gain: Positive = Field(default=5, description="An error share of 1/gain loses all its points.")
+    ttft_weight: Share = Field(default=0.35, description="Part of the points that TTFT can lose.")
+    error_weight: Share = Field(default=0.40, description="Part of the points that errors can lose.")
+    load_weight: Share = Field(default=0.25, description="Part of the points that queue and KV usage can lose.")
     ttft_alpha: Annotated[float, Field(gt=0, le=1)] = Field(default=0.2, description="EWMA weight of a new TTFT.")
 
     def flaws(self) -> Iterator[Flaw]:
-        total = self.ttft_weight + self.error_weight + self.load_weight
-        if abs(total - 1) > 1e-6:
-            yield Flaw(
-                f"ttft_weight + error_weight + load_weight must be 1, not {total:g}",
-                ("ttft_weight",),
-                ("error_weight",),
-                ("load_weight",),
-            )
+        yield from sum_to_one(self, "ttft_weight", "error_weight", "load_weight")
 
 
 class Health(Law):
     """The law. See `docs/laws/health.md`."""
 
     name: ClassVar[str] = "health"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.ERRORS, Need.WAITING, Need.KV_USAGE})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.ERRORS})
+    uses: ClassVar[frozenset[Need]] = frozenset({Need.WAITING, Need.KV_USAGE})
 
     def __init__(self, policy: HealthPolicy) -> None:
         self._policy = policy

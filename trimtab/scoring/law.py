@@ -23,7 +23,8 @@ class Need(StrEnum):
     WAITING = "waiting"
     RUNNING = "running"
     KV_USAGE = "kv_usage"
-    INTER_TOKEN = "inter_token"
+    PREEMPTIONS = "preemptions"
+    INTER_TOKEN = "inter_token"  # gaps between tokens, from streams that are read to their end
     TOKENS_PER_S = "tokens_per_s"
 
 
@@ -35,6 +36,7 @@ class Score:
     share: float  # >= 0; only its proportion to the other endpoints' shares counts
     breakdown: Mapping[str, float] = field(default_factory=dict)  # term -> points lost, 0..100
     why: str = ""  # of the share, where it does not follow from the score: a few words for people
+    prediction_error: float | None = None  # of a law that predicts TTFT: mean |predicted - seen| / seen
 
 
 class Law(ABC):
@@ -45,7 +47,8 @@ class Law(ABC):
     """
 
     name: ClassVar[str]
-    needs: ClassVar[frozenset[Need]]
+    needs: ClassVar[frozenset[Need]]  # without these it is not what it says: a pool must be able to have them
+    uses: ClassVar[frozenset[Need]] = frozenset()  # it does better with these, and can do without
     ramped: ClassVar[bool] = True  # the score may rise only so many points per second
     damped: ClassVar[bool] = True  # small changes of a weight are not pushed
     floored: ClassVar[bool] = True  # an endpoint that is in keeps a least share; False: the law sees to that
@@ -54,6 +57,10 @@ class Law(ABC):
     @abstractmethod
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         """Score every endpoint of `pool`, those in `pool.held` too; their shares are not used."""
+
+    def required(self) -> frozenset[Need]:
+        """Of what it needs, that which it reads with the numbers that it has."""
+        return self.needs
 
     def learn(self, sample: TokenSample) -> None:  # noqa: B027 - most laws learn nothing from single attempts
         """Take in one successful attempt that showed its first token."""

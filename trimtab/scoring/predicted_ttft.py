@@ -7,7 +7,7 @@ from pydantic import Field
 
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.scoring.capacity import capacities_of
-from trimtab.scoring.cost_model import CostModel
+from trimtab.scoring.cost_model import CostModel, is_memory
 from trimtab.scoring.law import Law, Need, Score
 from trimtab.strict import Strict
 
@@ -16,6 +16,11 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # The first costs of the largest endpoint, until it has answered a few times.
 _FIRST_PER_KILOTOKEN_S = 0.1
 _FIRST_PER_ATTEMPT_S = 0.001
+# An endpoint is tried again if it is so many times slower than it was at its best of late.
+_MUCH_SLOWER = 2.0
+_LEAST_TTFT_S = 0.001
+_FIRST_SAMPLES = 20  # until then its costs are still a guess
+_BEST_FADES = 0.01  # per sample: what was better for some hundred answers is the past
 
 
 class PredictedTtftPolicy(Strict):
@@ -29,7 +34,45 @@ class PredictedTtftPolicy(Strict):
     floor: Annotated[float, Field(ge=0, le=0.1)] = Field(
         default=0.002, description="Share of the fastest endpoint when it gets nothing; slower ones get less."
     )
+    form: Literal["water_filling", "power"] = Field(
+        default="water_filling",
+        description="How shares follow from predictions. `power`: (1 / predicted TTFT of a typical prompt) ** gamma.",
+    )
+    gamma: Annotated[float, Field(gt=0, le=10)] = Field(default=2, description="Exponent of the power form.")
+    retry_s: _Positive = Field(
+        default=5, description="An endpoint that became much slower is tried with a request, so often at most."
+    )
     score_threshold_ms: _Positive = Field(default=2000, description="A predicted TTFT that scores 50.")
+
+
+class _Endpoint:
+    """What is known of one endpoint's costs, now and at its best."""
+
+    __slots__ = ("_best", "cost", "hopeful", "sampled_at")
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+        self.sampled_at: float | None = None
+        self.hopeful = False  # its last answer came much sooner than was predicted
+        self._best: float | None = None
+
+    def learn(self, at: float, kilotokens: float, attempts: float, ttft_s: float) -> None:
+        self.hopeful = ttft_s * _MUCH_SLOWER < self.cost.predict(kilotokens, attempts)
+        self.sampled_at = at
+        self.cost.learn(kilotokens, attempts, ttft_s)
+        level = self._level()
+        if self._best is None or self.cost.samples <= _FIRST_SAMPLES:
+            self._best = level
+        self._best = min(level, self._best + _BEST_FADES * (level - self._best))
+
+    def wants_try(self, now: float, retry_s: float) -> bool:
+        """Whether it is so much slower than it was that it is worth a request to see if it still is."""
+        if self._best is None or self.sampled_at is None or self._level() <= _MUCH_SLOWER * self._best:
+            return False
+        return self.hopeful or now - self.sampled_at >= retry_s
+
+    def _level(self) -> float:
+        return self.cost.predict(1.0, 1.0)
 
 
 class PredictedTtft(Law):
@@ -44,8 +87,8 @@ class PredictedTtft(Law):
 
     def __init__(self, policy: PredictedTtftPolicy) -> None:
         self._policy = policy
-        self._costs: dict[EndpointId, CostModel] = {}
-        self._memory: dict[str, Mapping[str, Any]] = {}
+        self._endpoints: dict[EndpointId, _Endpoint] = {}
+        self._memory: dict[str, Mapping[str, float]] = {}
         self._sent: dict[EndpointId, int] = {}
         self._peak_kilotokens = 0.0
         self._prompt_kilotokens = 0.0
@@ -55,50 +98,48 @@ class PredictedTtft(Law):
         self._follow_demand(pool, now)
         capacities = capacities_of(pool)
         largest = max(capacities.values(), default=1.0)
-        costs = [self._cost(view.id, capacities[view.id] / largest) for view in pool.endpoints]
-        waits = [self._predicted(view, cost) for view, cost in zip(pool.endpoints, costs, strict=True)]
-        rates = [1.0 / cost.per_kilotoken_s for cost in costs]
-        free = [number for number, view in enumerate(pool.endpoints) if view.id not in pool.held]
-        work = max(self._prompt_kilotokens, self._peak_kilotokens)
-        levelled = pour(work, [waits[number] for number in free], [rates[number] for number in free])
+        known = [self._endpoint(view.id, capacities[view.id] / largest) for view in pool.endpoints]
+        waits = [self._predicted(view, endpoint.cost) for view, endpoint in zip(pool.endpoints, known, strict=True)]
+        rates = [1.0 / endpoint.cost.per_kilotoken_s for endpoint in known]
         # Nothing is poured over an endpoint that takes no new work: it would be lost.
-        poured = dict.fromkeys(range(len(waits)), 0.0) | dict(zip(free, levelled, strict=True))
-        total, fastest = sum(levelled) or 1.0, max(rates, default=1.0)
-        return {
-            view.id: self._score(
-                view,
-                costs[number],
-                waits[number],
-                max(poured[number] / total, self._policy.floor * rates[number] / fastest),
-            )
-            for number, view in enumerate(pool.endpoints)
-        }
+        free = [number for number, view in enumerate(pool.endpoints) if view.id not in pool.held]
+        shares = dict(zip(free, self._shares([waits[i] for i in free], [rates[i] for i in free]), strict=True))
+        fastest = max(rates, default=1.0)
+        scores = {}
+        for number, (view, endpoint) in enumerate(zip(pool.endpoints, known, strict=True)):
+            share = max(shares.get(number, 0.0), self._policy.floor * rates[number] / fastest)
+            if not view.in_flight and endpoint.wants_try(now, self._policy.retry_s):
+                share = max(share, self._one_request())
+            scores[view.id] = self._score(view, endpoint.cost, waits[number], share)
+        return scores
 
     def learn(self, sample: TokenSample) -> None:
         own = self._kilotokens(sample.prompt_bytes)
         self._prompt_kilotokens += 0.05 * (own - self._prompt_kilotokens) if self._prompt_kilotokens else own
-        cost = self._costs.get(sample.endpoint)
-        if cost is not None:
-            cost.learn(self._kilotokens(sample.outstanding_prompt_bytes), sample.in_flight, sample.ttft_s)
+        endpoint = self._endpoints.get(sample.endpoint)
+        if endpoint is not None:
+            ahead = self._kilotokens(sample.outstanding_prompt_bytes)
+            endpoint.learn(sample.at, ahead, sample.in_flight, sample.ttft_s)
 
     def forget(self, endpoint: EndpointId) -> None:
-        self._costs.pop(endpoint, None)
+        self._endpoints.pop(endpoint, None)
         self._sent.pop(endpoint, None)
         self._memory.pop(endpoint.address, None)
 
     def remember(self) -> dict[str, Any]:
-        return self._memory | {id.address: cost.remember() for id, cost in sorted(self._costs.items())}
+        return self._memory | {id.address: known.cost.remember() for id, known in sorted(self._endpoints.items())}
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        self._memory = {address: costs for address, costs in memory.items() if isinstance(costs, Mapping)}
+        self._memory = {address: costs for address, costs in memory.items() if is_memory(costs)}
 
-    def _cost(self, id: EndpointId, capacity: float) -> CostModel:
-        cost = self._costs.get(id)
-        if cost is None:
-            cost = self._costs[id] = CostModel(_FIRST_PER_KILOTOKEN_S / capacity, _FIRST_PER_ATTEMPT_S / capacity)
+    def _endpoint(self, id: EndpointId, capacity: float) -> _Endpoint:
+        endpoint = self._endpoints.get(id)
+        if endpoint is None:
+            cost = CostModel(_FIRST_PER_KILOTOKEN_S / capacity, _FIRST_PER_ATTEMPT_S / capacity)
             if (memory := self._memory.pop(id.address, None)) is not None:
                 cost.recall(memory)
-        return cost
+            endpoint = self._endpoints[id] = _Endpoint(cost)
+        return endpoint
 
     def _predicted(self, view: EndpointView, cost: CostModel) -> float:
         """How long a request without a prompt would wait now, seconds.
@@ -108,6 +149,25 @@ class PredictedTtft(Law):
         """
         wait = cost.predict(self._kilotokens(view.outstanding_prompt_bytes), view.in_flight)
         return max(wait, view.oldest_wait_s)
+
+    def _shares(self, waits: Sequence[float], rates: Sequence[float]) -> list[float]:
+        """The part of what comes next for each endpoint that takes work; they sum to 1."""
+        if self._policy.form == "power":
+            typical = [wait + self._prompt_kilotokens / rate for wait, rate in zip(waits, rates, strict=True)]
+            parts = [(1.0 / max(ttft, _LEAST_TTFT_S)) ** self._policy.gamma for ttft in typical]
+        else:
+            parts = pour(self._coming(), waits, rates)
+        total = sum(parts) or 1.0
+        return [part / total for part in parts]
+
+    def _coming(self) -> float:
+        """The work [thousand prompt tokens] that the next interval may bring."""
+        return max(self._prompt_kilotokens, self._peak_kilotokens)
+
+    def _one_request(self) -> float:
+        """The share that is one typical request of what comes next."""
+        coming = self._coming()
+        return min(0.5, self._prompt_kilotokens / coming) if coming else 0.0
 
     def _score(self, view: EndpointView, cost: CostModel, wait: float, share: float) -> Score:
         threshold = self._policy.score_threshold_ms / 1000.0
@@ -122,7 +182,7 @@ class PredictedTtft(Law):
             f"({a:.0f} ms a thousand prompt tokens, {b:.1f} ms an attempt)"
         )
         breakdown = {"prompt": lost * prompt, "running": lost * running, "silence": lost * silence}
-        return Score(score, share, breakdown, why)
+        return Score(score, share, breakdown, why, cost.error)
 
     def _follow_demand(self, pool: PoolSnapshot, now: float) -> None:
         """Keep the largest work that one interval has brought, fading."""

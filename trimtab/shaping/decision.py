@@ -28,6 +28,7 @@ class EndpointDecision:
     view: EndpointView
     score: float  # the law's, 0..100
     breakdown: Mapping[str, float]  # term -> points lost
+    prediction_error: float | None  # of a law that predicts TTFT: mean |predicted - seen| / seen
     shaped_score: float  # after the ramp
     share: float  # 0..1, of new work; 0 while it takes no new work
     weight: int  # >= 1, the one to push

@@ -89,6 +89,7 @@ class Shaper:
                     view=view,
                     score=score.score,
                     breakdown=score.breakdown,
+                    prediction_error=score.prediction_error,
                     shaped_score=shaped[view.id],
                     share=shares.get(view.id, 0.0),
                     weight=self._pushed[view.id.address][0],

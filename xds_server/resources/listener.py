@@ -2,7 +2,14 @@
 
 from datetime import timedelta
 
-from envoy_data_plane.envoy.config.core.v3 import Address, CidrRange, Http2ProtocolOptions, SocketAddress
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation, HeaderMutationRemoveOnMatch
+from envoy_data_plane.envoy.config.core.v3 import (
+    Address,
+    CidrRange,
+    Http2ProtocolOptions,
+    SocketAddress,
+    TypedExtensionConfig,
+)
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
 from envoy_data_plane.envoy.extensions.filters.http.buffer.v3 import Buffer
 from envoy_data_plane.envoy.extensions.filters.http.cors.v3 import Cors
@@ -13,6 +20,10 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
     HttpFilter,
     Rds,
 )
+from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
+    HeaderMutation as EarlyHeaderMutation,
+)
+from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.google.protobuf import Any
 
 from trimtab.policy.model import Listen
@@ -56,6 +67,10 @@ _CONNECTION_BUFFER = 1 << 20
 # Where no range of internal addresses is given, Envoy trusts loopback and private ones.
 _NO_CLIENT = CidrRange(address_prefix="255.255.255.255", prefix_len=32)
 
+_WITHOUT_ENVOYS_OWN = HeaderMutation(
+    remove_on_match=HeaderMutationRemoveOnMatch(key_matcher=StringMatcher(prefix="x-envoy-"))
+)
+
 
 def _connection_manager() -> HttpConnectionManager:
     return HttpConnectionManager(
@@ -84,8 +99,14 @@ def _connection_manager() -> HttpConnectionManager:
         request_headers_timeout=timedelta(seconds=10),
         # The edge: no client is trusted, not even one on a private address. Its x-request-id is replaced,
         # because observations are joined by it, and its x-envoy- headers are dropped, because they would
-        # change retries.
+        # change retries. Envoy by itself drops those that it obeys; the others would be passed on to engines.
         use_remote_address=True,
+        early_header_mutation_extensions=[
+            TypedExtensionConfig(
+                name="envoy.http.early_header_mutation.header_mutation",
+                typed_config=Any.pack(EarlyHeaderMutation(mutations=[_WITHOUT_ENVOYS_OWN])),
+            )
+        ],
         internal_address_config=HttpConnectionManagerInternalAddressConfig(cidr_ranges=[_NO_CLIENT]),
         always_set_request_id_in_response=True,
         server_name="trimtab",

@@ -2,8 +2,10 @@
 
 from envoy_data_plane.envoy.config.accesslog.v3 import (
     AccessLogFilter,
+    AndFilter,
     ComparisonFilter,
     ComparisonFilterOp,
+    MetadataFilter,
     OrFilter,
     ResponseFlagFilter,
     StatusCodeFilter,
@@ -19,7 +21,10 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
     LocalReplyConfig,
     ResponseMapper,
 )
+from envoy_data_plane.envoy.type.matcher.v3 import MetadataMatcher, MetadataMatcherPathSegment, ValueMatcher
 from envoy_data_plane.google.protobuf import Struct
+
+from xds_server.resources.request_body import METADATA_NAMESPACE, UNREAD_KEY
 
 REASON_HEADER = "x-trimtab-reason"
 
@@ -38,7 +43,7 @@ def local_reply_config() -> LocalReplyConfig:
         mappers=[
             # What the routes answer themselves is JSON already.
             ResponseMapper(
-                filter=_any_of(_status(_OP.EQ, 200), _status(_OP.EQ, 404)),
+                filter=_any_of(_status(_OP.EQ, 200), _status(_OP.EQ, 404), _all_of(_status(_OP.EQ, 400), _unread())),
                 body_format_override=SubstitutionFormatString(
                     text_format_source=DataSource(inline_string=_PLAIN), content_type="application/json"
                 ),
@@ -59,7 +64,12 @@ def local_reply_config() -> LocalReplyConfig:
                 "The request body is larger than this gateway takes.",
                 kind=_BAD_REQUEST,
             ),
-            _mapper("bad-request", _status(_OP.LE, 499), _PLAIN, kind=_BAD_REQUEST),
+            _mapper(
+                "bad-request",
+                _status(_OP.LE, 499),
+                "The gateway refuses the request: %RESPONSE_CODE_DETAILS%",  # it often says no more in the body
+                kind=_BAD_REQUEST,
+            ),
             _mapper("gateway-fault", _status(_OP.GE, 500), _PLAIN, kind="InternalServerError"),
         ],
     )
@@ -93,6 +103,20 @@ def _flags(*flags: str) -> AccessLogFilter:
 def _status(op: ComparisonFilterOp, code: int) -> AccessLogFilter:
     value = RuntimeUInt32(default_value=code, runtime_key=f"trimtab.local_reply.{code}")
     return AccessLogFilter(status_code_filter=StatusCodeFilter(comparison=ComparisonFilter(op=op, value=value)))
+
+
+def _unread() -> AccessLogFilter:
+    """The request's body could not be read: another 400 comes before that is tried."""
+    matcher = MetadataMatcher(
+        filter=METADATA_NAMESPACE,
+        path=[MetadataMatcherPathSegment(key=UNREAD_KEY)],
+        value=ValueMatcher(bool_match=True),
+    )
+    return AccessLogFilter(metadata_filter=MetadataFilter(matcher=matcher, match_if_key_not_found=False))
+
+
+def _all_of(*filters: AccessLogFilter) -> AccessLogFilter:
+    return AccessLogFilter(and_filter=AndFilter(filters=list(filters)))
 
 
 def _any_of(*filters: AccessLogFilter) -> AccessLogFilter:

@@ -88,10 +88,11 @@ def _watch() -> ExternalProcessor:
 
 
 def _reject(policy: ExtProc, role: Role) -> ExternalProcessor:
-    """The error is held until the service has seen enough of it, or for its time-out after the last piece.
+    """The error is held until the service ends the stream: having seen enough of it, or at its deadline.
 
     Held, because a retry drops what is left of an answer. The body is sent in pieces that wait for no reply:
-    to buffer it instead would hold it until its end, however late that is, and send all of it.
+    to buffer it instead would hold it until its end, however late that is, and send all of it. Envoy's own
+    time-out begins anew with each piece; it is for a service that does not end the stream.
     """
     body = ProcessingModeBodySendMode.STREAMED if role is Role.REJECT else ProcessingModeBodySendMode.NONE
     return ExternalProcessor(

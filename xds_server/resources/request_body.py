@@ -13,19 +13,32 @@ from envoy_data_plane.google.protobuf import Value
 METADATA_NAMESPACE = "trimtab"
 MODEL_KEY = "model"
 STREAM_KEY = "stream"
+UNREAD_KEY = "unread"
+"""True where the body could not be read, be it that it is of a type which is not tried."""
+
+JSON_CONTENT_TYPE = r"(?i)\s*application/([\w.+-]*\+)?json\s*(;.*)?"
+"""A regular expression of the types that say that a body is JSON."""
 
 # `curl -d` without a header says that it sends a form; engines that are generous read it all the same.
 _CONTENT_TYPES = r"(?i)\s*(application/([\w.+-]*\+)?json|application/x-www-form-urlencoded|text/[\w.+-]+)\s*(;.*)?"
 
 
 def json_to_metadata() -> JsonToMetadata:
-    """Route by the body's `model` and `stream`. A body that is no JSON leaves both unset."""
+    """Route by the body's `model` and `stream`. A body that cannot be read leaves both unset.
+
+    Envoy reads less than some engines do: no body with an integer from 2^63 to 2^64 - 1 (a larger one is a double
+    to it), a number that no double can hold, half of a surrogate pair, or 1000 levels.
+    """
     return JsonToMetadata(
         request_rules=JsonToMetadataMatchRules(
             allow_content_types_regex=RegexMatcher(regex=_CONTENT_TYPES),
             allow_empty_content_type=True,
             rules=[
-                JsonToMetadataRule(selectors=[JsonToMetadataSelector(key=MODEL_KEY)], on_present=_pair(MODEL_KEY)),
+                JsonToMetadataRule(
+                    selectors=[JsonToMetadataSelector(key=MODEL_KEY)],
+                    on_present=_pair(MODEL_KEY),
+                    on_error=_pair(UNREAD_KEY, Value(bool_value=True)),
+                ),
                 JsonToMetadataRule(
                     selectors=[JsonToMetadataSelector(key=STREAM_KEY)],
                     on_present=_pair(STREAM_KEY),

@@ -9,6 +9,9 @@ alone.
   engine would give. A request whose model cannot be read (no JSON, no `model`, a GET) goes to the pool that
   serves `*`, else to the first one, and the engine says what it thinks of it.
 * A pool that wants its engines' load in their answers (ORCA) asks for it where an answer is not streamed.
+* What calls itself JSON and cannot be read may name any model, and the first pool's engines might answer for it
+  with another one. So where there are several pools and none serves `*`, it is refused here, though an engine
+  might have read it: Envoy's parser is stricter (`request_body`).
 * `/health` is such a request: 200 means that Envoy reached a live engine, not only that Envoy is up.
 * `/v1/models` is answered by the engines of a single pool. With several pools no engine knows all models, so
   the answer is made here from the policy's literal names; a glob cannot be listed.
@@ -47,6 +50,7 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
     MetadataMatcher,
     MetadataMatcherPathSegment,
     OrMatcher,
+    RegexMatcher,
     StringMatcher,
     ValueMatcher,
 )
@@ -56,7 +60,7 @@ from trimtab.datapath import Asked, route_name
 from trimtab.policy.model import Listen, Policy, Pool, Retries
 from xds_server.resources import globs
 from xds_server.resources.local_replies import REASON_HEADER, error_body
-from xds_server.resources.request_body import METADATA_NAMESPACE, MODEL_KEY, STREAM_KEY
+from xds_server.resources.request_body import JSON_CONTENT_TYPE, METADATA_NAMESPACE, MODEL_KEY, STREAM_KEY, UNREAD_KEY
 from xds_server.sources.orca import REQUEST_HEADER, REQUEST_VALUE, RESPONSE_HEADER
 
 BUFFER_FILTER = "envoy.filters.http.buffer"
@@ -100,6 +104,8 @@ def _routes(policy: Policy) -> Iterator[Route]:
         if pool is catch_all:
             return
     yield _unknown_model()
+    if len(policy.pools) > 1:
+        yield _unread_body()
     yield from _pool_routes(policy.listen, policy.pools[0], [])
 
 
@@ -189,12 +195,36 @@ def _unknown_model() -> Route:
     )
 
 
-def _refusal(name: str, match: RouteMatch, body: SubstitutionFormatString) -> Route:
-    """A 404 of our own, with its name as the reason."""
+def _unread_body() -> Route:
+    return _refusal(
+        "unread-body",
+        RouteMatch(
+            prefix="/",
+            headers=[
+                HeaderMatcher(
+                    name="content-type",
+                    string_match=StringMatcher(safe_regex=RegexMatcher(regex=JSON_CONTENT_TYPE)),
+                )
+            ],
+            dynamic_metadata=[_metadata(UNREAD_KEY, ValueMatcher(bool_match=True))],
+        ),
+        error_body(_UNREAD, "BadRequestError", 400),
+        status=400,
+    )
+
+
+_UNREAD = (
+    "The gateway cannot read which model the body asks for: it is malformed JSON, or holds an integer from 2^63 to "
+    "2^64 - 1, a number that no double can hold, half of a surrogate pair, or 1000 nested levels."
+)
+
+
+def _refusal(name: str, match: RouteMatch, body: SubstitutionFormatString, *, status: int = 404) -> Route:
+    """An answer of our own, with its name as the reason."""
     return Route(
         name=name,
         match=match,
-        direct_response=DirectResponseAction(status=404, body_format=body),
+        direct_response=DirectResponseAction(status=status, body_format=body),
         response_headers_to_add=[HeaderValueOption(header=HeaderValue(key=REASON_HEADER, value=name))],
     )
 

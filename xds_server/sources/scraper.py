@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import random
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
@@ -35,8 +36,23 @@ _CARD_PERIOD_S = 60.0
 def new_session() -> aiohttp.ClientSession:
     """A session fit for scraping: endpoints never wait for each other's connections, and share no cookies."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), headers=_HEADERS
+        connector=aiohttp.TCPConnector(limit=0, socket_factory=_slow_socket),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=_HEADERS,
     )
+
+
+# aiohttp parses all that a read brings before anyone else has a turn, and a flood of interim answers (1xx), of which
+# any number may come before a page, costs most: without a bound it was seen to hold up the event loop for a second.
+_RECEIVE_BUFFER = 16 * 2**10
+
+
+def _slow_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+    return made
 
 
 class ScrapeError(Exception):

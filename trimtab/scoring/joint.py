@@ -1,0 +1,77 @@
+"""`joint`: the health of an endpoint and what it can do, added up in parts that follow the state of the pool."""
+
+from collections.abc import Mapping
+from math import exp, inf
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
+from trimtab.scoring.capacity import capabilities_of
+from trimtab.scoring.health import Health, HealthPolicy
+from trimtab.scoring.law import Law, Need, Score
+from trimtab.scoring.numbers import Positive
+from trimtab.strict import Strict
+
+_Alpha = Annotated[float, Field(ge=0.3, le=0.7)]
+
+_PEAK_HALF_LIFE_S = 600.0  # of the recent maximum in flight
+_PEAK_SHARE = 0.8  # of that maximum, from which on the load is at its peak
+_SETTLE_S = 5.0  # alpha goes to its new value with this time constant: load crosses the mark again and again
+
+
+class JointPolicy(Strict):
+    """Numbers of the `joint` law. An alpha is the part of the score that health has; capacity has the rest."""
+
+    law: Literal["joint"] = Field("joint", description="Names this law.")
+    alpha: _Alpha = Field(0.5, description="In ordinary times.")
+    alpha_at_peak: _Alpha = Field(0.4, description="While more is in flight than 80 % of the recent maximum.")
+    alpha_in_recovery: _Alpha = Field(0.65, description="While an endpoint has just come back into the pool.")
+    recovery_s: Positive = Field(60, description="How long that is after shaping has let it in again.")
+    ttft_threshold_ms: Positive = Field(2000, description="Of health: a TTFT that loses all its points.")
+
+
+class Joint(Law):
+    """The law. See `docs/laws/joint.md`."""
+
+    name: ClassVar[str] = "joint"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.ERRORS, Need.LEDGER})
+    uses: ClassVar[frozenset[Need]] = frozenset({Need.WAITING, Need.KV_USAGE, Need.TOKENS_PER_S})
+
+    def __init__(self, policy: JointPolicy) -> None:
+        self._policy = policy
+        self._health = Health(HealthPolicy(ttft_threshold_ms=policy.ttft_threshold_ms))
+        self._peak = 0.0  # most in flight of late, over the pool
+        self._held: frozenset[EndpointId] = frozenset()
+        self._recovered_at = -inf
+        self._judged_at: float | None = None
+        self.alpha = policy.alpha
+
+    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+        self._follow(pool, now)
+        healths, capabilities = self._health.judge(pool, now), capabilities_of(pool)
+        most = max(capabilities.values(), default=1.0)
+        scores = {}
+        for view in pool.endpoints:
+            lost = {term: self.alpha * points for term, points in healths[view.id].breakdown.items()}
+            lost["capacity"] = 100.0 * (1.0 - self.alpha) * (1.0 - capabilities[view.id] / most)
+            score = max(0.0, 100.0 - sum(lost.values()))
+            # Capacity is in the score, so it does not multiply it.
+            scores[view.id] = Score(score, score / 100.0, lost, f"alpha is {self.alpha:.2f}")
+        return scores
+
+    def _follow(self, pool: PoolSnapshot, now: float) -> None:
+        """Let alpha follow load and recovery; between 0.3 and 0.7 wherever it is on its way."""
+        elapsed = 0.0 if self._judged_at is None else max(0.0, now - self._judged_at)
+        in_flight = sum(view.in_flight for view in pool.endpoints)
+        self._peak = max(in_flight, self._peak * 0.5 ** (elapsed / _PEAK_HALF_LIFE_S))
+        present = {view.id for view in pool.endpoints}
+        if (self._held & present) - pool.held:
+            self._recovered_at = now
+        self._held, self._judged_at = pool.held, now
+        self.alpha += (self._wanted(in_flight, now) - self.alpha) * (1.0 - exp(-elapsed / _SETTLE_S))
+
+    def _wanted(self, in_flight: int, now: float) -> float:
+        if now < self._recovered_at + self._policy.recovery_s:
+            return self._policy.alpha_in_recovery
+        return self._policy.alpha_at_peak if in_flight > _PEAK_SHARE * self._peak else self._policy.alpha

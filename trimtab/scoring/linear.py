@@ -1,0 +1,61 @@
+"""`linear`: a plain sum of free KV cache, fast first tokens and free places."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.scoring.capacity import capacities_of
+from trimtab.scoring.law import Law, Need, Score
+from trimtab.scoring.numbers import Positive, Share, sum_to_one
+from trimtab.scoring.points import part, points_lost
+from trimtab.strict import Flaw, Strict
+
+
+class LinearPolicy(Strict):
+    """Numbers of the `linear` law."""
+
+    law: Literal["linear"] = Field("linear", description="Names this law.")
+    kv_weight: Share = Field(0.4, description="Part of the points that KV usage can lose. 0 leaves it out.")
+    ttft_weight: Share = Field(0.4, description="Part of the points that TTFT can lose. 0 leaves it out.")
+    running_weight: Share = Field(
+        0.2, description="Part of the points that running sequences can lose. 0 leaves them out."
+    )
+    ttft_max_ms: Positive = Field(2000, description="A TTFT that loses all its points.")
+    running_max: Positive = Field(128, description="Running sequences that lose all their points.")
+
+    def flaws(self) -> Iterator[Flaw]:
+        yield from sum_to_one(self, "kv_weight", "ttft_weight", "running_weight")
+
+
+class Linear(Law):
+    """The law. See `docs/laws/linear.md`."""
+
+    name: ClassVar[str] = "linear"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.KV_USAGE})
+    uses: ClassVar[frozenset[Need]] = frozenset({Need.RUNNING})
+
+    def __init__(self, policy: LinearPolicy) -> None:
+        self._policy = policy
+
+    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+        capacities = capacities_of(pool)
+        scores = {}
+        for view in pool.endpoints:
+            lost = self._points_lost(view)
+            score = max(0.0, 100.0 - sum(lost.values()))
+            scores[view.id] = Score(score, score / 100.0 * capacities[view.id], lost)
+        return scores
+
+    def _points_lost(self, view: EndpointView) -> dict[str, float]:
+        policy = self._policy
+        # Where the engine does not say what it runs, what Envoy has in flight to it is the nearest.
+        running = view.in_flight if view.signals.running is None else view.signals.running
+        return points_lost(
+            {
+                "kv_usage": (policy.kv_weight, view.signals.kv_usage),
+                "ttft": (policy.ttft_weight, part(view.ttft_s, policy.ttft_max_ms / 1000.0)),
+                "running": (policy.running_weight, part(running, policy.running_max)),
+            }
+        )

@@ -1,0 +1,54 @@
+"""`middleware`: free KV cache and a short queue, for engines behind a serving layer such as Ray Serve."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.scoring.capacity import capacities_of
+from trimtab.scoring.law import Law, Need, Score
+from trimtab.scoring.numbers import Positive, Share, sum_to_one
+from trimtab.scoring.points import points_lost
+from trimtab.strict import Flaw, Strict
+
+_LEAST = 0.1  # of its points each term leaves, however bad it is
+
+
+class MiddlewarePolicy(Strict):
+    """Numbers of the `middleware` law."""
+
+    law: Literal["middleware"] = Field("middleware", description="Names this law.")
+    kv_weight: Share = Field(0.6, description="Part of the points that KV usage can lose. 0 leaves it out.")
+    queue_weight: Share = Field(0.4, description="Part of the points that the queue can lose. 0 leaves it out.")
+    queue_ms: Positive = Field(
+        100, description="A wait for the first token that loses nothing; a longer one leaves queue_ms / wait."
+    )
+
+    def flaws(self) -> Iterator[Flaw]:
+        yield from sum_to_one(self, "kv_weight", "queue_weight")
+
+
+class Middleware(Law):
+    """The law. See `docs/laws/middleware.md`."""
+
+    name: ClassVar[str] = "middleware"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.KV_USAGE})
+
+    def __init__(self, policy: MiddlewarePolicy) -> None:
+        self._policy = policy
+
+    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+        capacities = capacities_of(pool)
+        scores = {}
+        for view in pool.endpoints:
+            lost = self._points_lost(view)
+            score = 100.0 - sum(lost.values())
+            scores[view.id] = Score(score, score / 100.0 * capacities[view.id], lost)
+        return scores
+
+    def _points_lost(self, view: EndpointView) -> dict[str, float]:
+        policy, usage, wait_s = self._policy, view.signals.kv_usage, view.ttft_s
+        full = None if usage is None else min(1.0 - _LEAST, usage)
+        queue = None if wait_s is None else min(1.0 - _LEAST, 1.0 - min(1.0, policy.queue_ms / max(1e-3, wait_s * 1e3)))
+        return points_lost({"kv_usage": (policy.kv_weight, full), "queue": (policy.queue_weight, queue)})

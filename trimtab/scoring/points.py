@@ -1,0 +1,30 @@
+"""How a score of 100 is lost, point by point."""
+
+from collections.abc import Mapping
+
+from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
+from trimtab.scoring.capacity import capacities_of
+
+
+def part(value: float | None, limit: float) -> float | None:
+    """How much of a limit is reached, 0 to 1; UNKNOWN stays UNKNOWN."""
+    return None if value is None else min(1.0, value / limit)
+
+
+def points_lost(terms: Mapping[str, tuple[float, float | None]]) -> dict[str, float]:
+    """Points lost to a weighted sum of losses: term -> (its weight, its loss of 0 to 1, None if UNKNOWN).
+
+    What is known carries the whole weight. So the sum always lies between that of the best and that of the worst
+    that the unknown could be, and is 0 if nothing is known.
+    """
+    known = {term: (weight, loss) for term, (weight, loss) in terms.items() if loss is not None}
+    total = sum(weight for weight, _ in known.values())
+    return {term: 100.0 * weight / total * loss for term, (weight, loss) in known.items()} if total else {}
+
+
+def against_the_best(pool: PoolSnapshot, shares: Mapping[EndpointId, float]) -> dict[EndpointId, float]:
+    """Scores of a law that only compares: share per capacity, where the most of the pool is 100."""
+    capacities = capacities_of(pool)
+    rates = {id: share / capacities[id] for id, share in shares.items()}
+    best = max(rates.values(), default=0.0)
+    return {id: 100.0 * (rate / best) if best > 0 else 0.0 for id, rate in rates.items()}

@@ -1,0 +1,56 @@
+"""`throughput`: work in proportion to the tokens per second that each endpoint was seen to generate."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.scoring.capacity import capabilities_of, capacities_of
+from trimtab.scoring.law import Law, Need, Score
+from trimtab.scoring.numbers import Share
+from trimtab.scoring.points import against_the_best
+from trimtab.strict import Strict
+
+
+class ThroughputPolicy(Strict):
+    """Numbers of the `throughput` law."""
+
+    law: Literal["throughput"] = Field("throughput", description="Names this law.")
+    capacity_part: Share = Field(
+        0.2,
+        description="Part of the share of an endpoint without a queue that follows capacity instead. 0 leaves it out.",
+    )
+
+
+class Throughput(Law):
+    """The law. See `docs/laws/throughput.md`."""
+
+    name: ClassVar[str] = "throughput"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TOKENS_PER_S})
+    uses: ClassVar[frozenset[Need]] = frozenset({Need.WAITING})
+
+    def __init__(self, policy: ThroughputPolicy) -> None:
+        self._policy = policy
+
+    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+        capacities, capabilities = capacities_of(pool), capabilities_of(pool)
+        capacity, capability = sum(capacities.values()), sum(capabilities.values())
+        shares = {}
+        for view in pool.endpoints:
+            by_capacity, by_tokens = capacities[view.id] / capacity, capabilities[view.id] / capability
+            # Without a queue, tokens per second mirror the share that was given: taken at their word they would keep
+            # whatever chance has made of the shares. A full endpoint shows what it can do.
+            pull = 0.0 if view.signals.waiting else self._policy.capacity_part
+            shares[view.id] = (1.0 - self._policy.capacity_part) * by_tokens + pull * by_capacity
+        scores = against_the_best(pool, shares)
+        return {
+            view.id: Score(scores[view.id], shares[view.id], {"tokens": 100.0 - scores[view.id]}, _why(view))
+            for view in pool.endpoints
+        }
+
+
+def _why(view: EndpointView) -> str:
+    if not view.tokens_per_s_best:
+        return "no tokens were measured yet"
+    return f"was seen to generate {view.tokens_per_s_best:.0f} tokens/s"

@@ -95,7 +95,7 @@ async def test_json(policy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert works["signals"]["prefix_hit_rate"]["metric"] == "vllm:prefix_cache_hits_total"
     assert works["signals"]["adapters"]["value"] == {"running": ["sql"], "waiting": [], "slots": 4}
     assert works["signals"]["ttft"]["value"] == {"count": 4, "mean": 0.75, "p50": 0.75, "p99": 0.995}
-    assert works["rates"]["generated_tokens_per_s"] == pytest.approx(50, rel=0.5)
+    assert works["rates"]["tokens_per_s"] == pytest.approx(50, rel=0.5)
     assert {each["why"] for each in dead["signals"].values()} == {"no connection: Connection refused"}
     (laptop,) = shown["laptop"]["endpoints"]
     assert {each["why"] for each in laptop["signals"].values()} == {"ollama shows no metrics"}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,8 +82,17 @@ def test_unless_the_policy_prefers_it() -> None:
 
 def test_rates_can_be_asked_for() -> None:
     it = scene()
-    it.see(asked(1000, "generated_tokens_per_s", 1200))
-    assert it.view().rates.generated_tokens_per_s == 1200
+    it.see(asked(1000, "tokens_per_s", 1200))
+    assert (it.view().tokens_per_s, it.view().tokens_per_s_best) == (1200, pytest.approx(1200, rel=0.01))
+    it.now = 1061
+    assert it.view().tokens_per_s is None
+    assert it.view().tokens_per_s_best == pytest.approx(1200, rel=0.1), "what it can do is remembered"
+
+
+def test_a_rate_that_cannot_be_true_is_no_best() -> None:
+    it = scene()
+    it.see(asked(1000, "tokens_per_s", -5))
+    assert (it.view().tokens_per_s, it.view().tokens_per_s_best) == (None, None)
 
 
 def test_what_cannot_be_true_is_unknown() -> None:

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.heart.scene import Scene, read
+from tests.heart.scene import Scene, read, started, stream_read, token
 from trimtab.fleet.observation import Histogram
-from trimtab.fleet.rates import Rates, Spread, spread
+from trimtab.fleet.rates import Spread, spread
+from trimtab.fleet.snapshot import EndpointView
 
 BOUNDS = (0.1, 0.5, 1.0, inf)
 
@@ -17,31 +18,39 @@ def histogram(*counts: float, total: float = 0.0) -> Histogram:
     return Histogram(BOUNDS, counts, total)
 
 
-def rates(scene: Scene) -> Rates:
-    return scene.view().rates
+def known(view: EndpointView) -> dict[str, object]:
+    names = (
+        "tokens_per_s",
+        "prompt_tokens_per_s",
+        "preemptions_per_s",
+        "prefix_hit_rate",
+        "engine_ttft_s",
+        "engine_inter_token_s",
+    )
+    return {name: value for name in names if (value := getattr(view, name)) is not None}
 
 
 def test_the_first_reading_has_no_rates() -> None:
     scene = Scene()
     scene.see(read(1000.0, generated_tokens=500, ttft=histogram(1, 2, 3, 4, total=5)))
-    assert rates(scene) == Rates()
+    assert known(scene.view()) == {}
 
 
 def test_rates_are_between_two_readings() -> None:
     scene = Scene()
     scene.see(read(1000.0, generated_tokens=500, prompt_tokens=1000, preemptions=1))
     scene.see(read(1002.0, generated_tokens=600, prompt_tokens=1000, preemptions=2))
-    seen = rates(scene)
-    assert (seen.generated_tokens_per_s, seen.prompt_tokens_per_s, seen.preemptions_per_s) == (50, 0, 0.5)
+    seen = scene.view()
+    assert (seen.tokens_per_s, seen.prompt_tokens_per_s, seen.preemptions_per_s) == (50, 0, 0.5)
 
 
 def test_rates_are_over_the_last_ten_seconds() -> None:
     scene = Scene()
-    for second in range(60):
-        scene.see(read(1000.0 + second, generated_tokens=100.0 * min(second, 55)))
+    for second in range(61):
+        scene.see(read(1000.0 + second, generated_tokens=100.0 * min(second, 56)))
         scene.now = 1000.0 + second
     # 10 s: six with 100 tokens, four without
-    assert rates(scene).generated_tokens_per_s == pytest.approx(60)
+    assert scene.view().tokens_per_s == pytest.approx(60)
 
 
 def test_readings_ten_times_a_second_are_over_the_same_time() -> None:
@@ -49,7 +58,7 @@ def test_readings_ten_times_a_second_are_over_the_same_time() -> None:
     for tenth in range(600):
         scene.see(read(1000.0 + tenth / 10, generated_tokens=float(tenth)))
         scene.now = 1000.0 + tenth / 10
-    assert rates(scene).generated_tokens_per_s == pytest.approx(10)
+    assert scene.view().tokens_per_s == pytest.approx(10)
 
 
 def test_readings_a_minute_apart_are_compared_with_each_other() -> None:
@@ -57,21 +66,43 @@ def test_readings_a_minute_apart_are_compared_with_each_other() -> None:
     for minute in range(3):
         scene.now = 1000.0 + 60 * minute
         scene.see(read(scene.now, generated_tokens=600.0 * minute))
-    assert rates(scene).generated_tokens_per_s == pytest.approx(10)
+    assert scene.view().tokens_per_s == pytest.approx(10)
+
+
+def test_preemptions_are_over_a_minute() -> None:
+    scene = Scene()
+    for second in range(120):
+        scene.see(read(1000.0 + second, preemptions=6.0 if second >= 70 else 0.0))
+    assert scene.view().preemptions_per_s == pytest.approx(0.1, rel=0.15)
+
+
+def test_what_was_read_of_streams_goes_before_the_engines_histogram() -> None:
+    """Both of a kind: the engine rounds gaps up to its buckets, and knows nothing of what comes after it."""
+    scene = Scene()
+    scene.see(read(1000.0, inter_token=histogram(0, 0, 0, 0)))
+    scene.see(read(1001.0, inter_token=histogram(0, 100, 100, 100, total=30.0)))
+    view = scene.view()
+    assert (view.inter_token_s, view.inter_token_p99_s) == (pytest.approx(0.3), pytest.approx(0.496))
+    scene.see(started(1001.0), token(1001.1), stream_read(1002.0, gaps_s=[0.02] * 20))
+    view = scene.view()
+    assert (view.inter_token_s, view.inter_token_p99_s) == (pytest.approx(0.02), pytest.approx(0.02, rel=0.05))
+    assert view.engine_inter_token_s == Spread(100, 0.3, p50=pytest.approx(0.3), p99=pytest.approx(0.496))
+    scene.now += 10.0
+    assert scene.view().engine_inter_token_s is None, "the page was not read again"
 
 
 def test_a_restart_begins_anew() -> None:
     scene = Scene()
     scene.see(read(1000.0, generated_tokens=5000, ttft=histogram(10, 10, 10, 10, total=9)))
     scene.see(read(1001.0, generated_tokens=20, ttft=histogram(0, 0, 1, 1, total=0.7)))
-    assert (scene.view().id.incarnation, rates(scene)) == (1, Rates())
+    assert (scene.view().id.incarnation, known(scene.view())) == (1, {})
 
 
 def test_rates_are_unknown_once_the_readings_are_stale() -> None:
     scene = Scene(signals={"stale_after_s": 5})
     scene.see(read(1000.0, generated_tokens=0), read(1001.0, generated_tokens=10))
     scene.now = 1006.5
-    assert rates(scene) == Rates()
+    assert known(scene.view()) == {}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +124,7 @@ def test_rates_are_unknown_once_the_readings_are_stale() -> None:
 def test_hit_rate(before: dict[str, float], after: dict[str, float], rate: float | None) -> None:
     scene = Scene()
     scene.see(read(1000.0, **before), read(1001.0, **after))
-    assert rates(scene).prefix_hit_rate == rate
+    assert scene.view().prefix_hit_rate == rate
 
 
 def test_mean_and_quantiles_of_what_a_histogram_gained() -> None:

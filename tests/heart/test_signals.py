@@ -169,7 +169,7 @@ def test_a_counter_in_another_place_is_no_restart() -> None:
     scene.see(counted(1000.0, 500, "tokens"), counted(1001.0, 100, 'tokens where model_name="a"'))
     assert scene.view().id.incarnation == 0
     scene.see(counted(1001.5, 700, "tokens"))
-    assert scene.view().rates.generated_tokens_per_s is None
+    assert scene.view().tokens_per_s is None
     scene.see(counted(1001.7, 100, 'tokens where model_name="a"'))
     scene.see(counted(1002.0, 50, 'tokens where model_name="a"'))
     assert scene.view().id.incarnation == 1

@@ -22,7 +22,7 @@ from trimtab.fleet.observation import (
     SignalsRead,
     Verdict,
 )
-from trimtab.fleet.rates import Rates, Spread
+from trimtab.fleet.rates import Spread
 from trimtab.policy.model import Policy
 from trimtab.pool import PoolDecision, State
 from xds_server.metrics import Metrics
@@ -121,14 +121,11 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
                 error_share=0.02,
                 signals=full,
                 signals_age_s=0.3,
-                rates=Rates(
-                    generated_tokens_per_s=812.5,
-                    prompt_tokens_per_s=4096.0,
-                    preemptions_per_s=0.0,
-                    prefix_hit_rate=0.25,
-                    ttft_s=Spread(40, 0.4, 0.3, 1.9),
-                    inter_token_s=Spread(8000, 0.02, 0.018, 0.075),
-                ),
+                prompt_tokens_per_s=4096.0,
+                preemptions_per_s=0.0,
+                prefix_hit_rate=0.25,
+                engine_ttft_s=Spread(40, 0.4, 0.3, 1.9),
+                engine_inter_token_s=Spread(8000, 0.02, 0.018, 0.075),
             ),
             endpoint(
                 "[2001:db8::1]:8000",

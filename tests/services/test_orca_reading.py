@@ -49,7 +49,7 @@ def test_readings_come_beside_the_loads() -> None:
         endpoint = cluster.upstream_locality_stats.add().upstream_endpoint_stats.add(total_requests_in_progress=2)
         endpoint.address.socket_address.address, endpoint.address.socket_address.port_value = "10.0.0.1", 80
         endpoint.load_metric_stats.extend(stats((WAITING, 1, 3)))
-    service._report("envoy", report, set())
+    service._report("envoy", report)
     load, read = seen
-    assert isinstance(load, LoadReported) and load.in_flight == 2
+    assert isinstance(load, LoadReported) and load.in_flight == {"10.0.0.1:80": 2}
     assert isinstance(read, SignalsRead) and (read.pool, read.signals) == ("p", Signals(waiting=3))

@@ -180,7 +180,7 @@ async def test_bundled_queries_say_what_the_page_says(fleet: Fleet) -> None:
         if signal.name in asked:
             assert getattr(view.signals, signal.name) == pytest.approx(getattr(page, signal.name)), signal.name
     assert view.signals.waiting
-    assert view.rates.generated_tokens_per_s == 0  # the captured page stands still
+    assert view.tokens_per_s == 0  # the captured page stands still
 
 
 async def test_the_age_is_that_of_the_sample_and_not_of_the_question(fleet: Fleet) -> None:
@@ -247,11 +247,11 @@ async def test_an_engine_that_vanishes_is_unknown_though_its_rates_live_on(fleet
     address = fleet.doomed_address
     async with watched(pool(fleet.server.url, address)) as it:
         await until(lambda: it.view(address).signals.waiting is not None)
-        await until(lambda: it.view(address).rates.generated_tokens_per_s is not None)
+        await until(lambda: it.view(address).tokens_per_s is not None)
         fleet.doomed.kill()
         fleet.doomed.wait()
         await until(lambda: it.view(address).signals.waiting is None, 30)
-        await until(lambda: it.view(address).rates.generated_tokens_per_s is None, 30)
+        await until(lambda: it.view(address).tokens_per_s is None, 30)
         assert fleet.server.has(f'rate(vllm:generation_tokens_total{{instance="{address}"}}[1m])')
         await until(lambda: "prometheus: no series" in it.view(address).signals_unknown["waiting"])
 

@@ -11,19 +11,17 @@ from rich.text import Text
 
 from trimtab.fleet.observation import Adapters
 from trimtab.fleet.queried import CustomReading
-from trimtab.fleet.rates import Rates, Spread
+from trimtab.fleet.rates import Spread
 from trimtab.fleet.readings import NOT_READ, SIGNALS
 from trimtab.fleet.snapshot import EndpointView
 
 _SHARES = frozenset({"kv_usage", "prefix_hit_rate"})
-_RATE_OF = {
-    "generated_tokens": "generated_tokens_per_s",
+_PER_S = {
+    "generated_tokens": "tokens_per_s",
     "prompt_tokens": "prompt_tokens_per_s",
     "preemptions": "preemptions_per_s",
-    "ttft": "ttft_s",
-    "inter_token": "inter_token_s",
-    "prefix_hit_rate": "prefix_hit_rate",
 }
+_OF_LATE = {"ttft": "engine_ttft_s", "inter_token": "engine_inter_token_s", "prefix_hit_rate": "prefix_hit_rate"}
 _NOTHING_NEW = {
     "ttft": "no first token in the last seconds",
     "inter_token": "no token in the last seconds",
@@ -53,7 +51,7 @@ def rows(view: EndpointView, now: float, why_not_read: str = "") -> Iterator[Row
             why = _NOTHING_NEW.get(signal, "") if origin else view.signals_unknown.get(signal, NOT_READ)
             yield Row(signal, None, why=why_not_read or why if why == NOT_READ else why)
         else:
-            text = _text(signal, value, view.rates)
+            text = _text(signal, value, view)
             yield Row(signal, value, text, max(0.0, now - origin.at), origin.source, origin.metric)
     yield from (_custom(name, reading, now) for name, reading in view.custom.items())
 
@@ -72,7 +70,7 @@ def as_json(view: EndpointView, now: float, why_not_read: str = "") -> Mapping[s
             )
             for row in rows(view, now, why_not_read)
         },
-        "rates": asdict(view.rates),
+        "rates": {name: getattr(view, name) for name in _PER_S.values()},
     }
 
 
@@ -114,12 +112,10 @@ def _read_for(signal: str, view: EndpointView) -> str:
 
 
 def _value(signal: str, view: EndpointView) -> object:
-    if signal in _NOTHING_NEW:
-        return getattr(view.rates, _RATE_OF[signal])
-    return getattr(view.signals, signal)
+    return getattr(view, _OF_LATE[signal]) if signal in _OF_LATE else getattr(view.signals, signal)
 
 
-def _text(signal: str, value: object, rates: Rates) -> str:
+def _text(signal: str, value: object, view: EndpointView) -> str:
     match value:
         case Spread():
             return f"{_ms(value.p50)} / {_ms(value.p99)} (p50 / p99 of {value.count:,.0f})"
@@ -131,7 +127,7 @@ def _text(signal: str, value: object, rates: Rates) -> str:
         case float() | int() if signal == "process_start":
             return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         case float() | int():
-            rate = getattr(rates, _RATE_OF[signal]) if signal in _RATE_OF else None
+            rate = getattr(view, _PER_S[signal]) if signal in _PER_S else None
             return f"{value:,.0f}" if rate is None else f"{value:,.0f} ({rate:,.1f}/s)"
     return str(value)
 

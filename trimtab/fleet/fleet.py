@@ -136,7 +136,7 @@ class Fleet:
             case SignalsRead():
                 self._read(now, profile, observation)
             case SignalQueried():
-                self._take_queried(profile, observation)
+                self._take_queried(now, profile, observation)
 
     def _apply_to_all(self, observation: Observation) -> None:
         match observation:
@@ -155,10 +155,10 @@ class Fleet:
             profile = self._restart(read.at, profile)
         profile.read(now, read)
 
-    def _take_queried(self, profile: Profile, seen: SignalQueried) -> None:
+    def _take_queried(self, now: float, profile: Profile, seen: SignalQueried) -> None:
         if profile.shows_restart_queried(seen):
             profile = self._restart(seen.sampled_at, profile)
-        profile.queried(seen)
+        profile.queried(now, seen)
 
     def _restart(self, at: float, profile: Profile) -> Profile:
         _log.info("%s: %s was restarted", self._pool, profile.id)

@@ -69,8 +69,8 @@ class Queried:
             return seen.value > before.value + PROCESS_START_JITTER_S
         return seen.signal in ("generated_tokens", "preemptions") and seen.value < before.value
 
-    def take(self, seen: SignalQueried) -> None:
-        """Take in an answer. One that failed leaves the value that was known before."""
+    def take(self, seen: SignalQueried) -> bool:
+        """Take in an answer; whether it has a value. One that failed leaves the value that was known before."""
         self._view = None
         why = seen.error
         if seen.value is not None and seen.signal in ASKABLE:
@@ -79,12 +79,13 @@ class Queried:
             self._why[seen.signal] = why
             if seen.answered:
                 self._latest.pop(seen.signal, None)
-            return
+            return False
         self._why.pop(seen.signal, None)
         before = self._latest.get(seen.signal)
         # Of two servers behind one address one may lag behind.
         if before is None or seen.sampled_at >= before.sampled_at:
             self._latest[seen.signal] = seen
+        return seen.value is not None
 
     def view(self, readings: ReadingsView, now: float, trust: Trust) -> QueriedView:
         """What other sources say, with what Prometheus knows beside it, or before it where it is preferred."""

@@ -1,13 +1,15 @@
 """What an engine's counters and histograms say of the last seconds."""
 
-from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
 from trimtab.fleet.observation import Histogram, Signals
+from trimtab.fleet.windows import Lookback
 
-WINDOW_S = 10.0
-_STEP_S = 1.0  # readings that are closer are not all kept: an engine may be read ten times a second
+_WINDOW_S = 10.0
+# Preemptions come seldom, and are counted late, when the victim is resumed.
+_PREEMPTIONS_WINDOW_S = 60.0
+_HELD_S = 0.8 * _WINDOW_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,9 @@ class Spread:
 class Rates:
     """Over the last ten seconds, or between the last two readings if they are further apart. None is UNKNOWN."""
 
-    generated_tokens_per_s: float | None = None
+    tokens_per_s: float | None = None  # generated
     prompt_tokens_per_s: float | None = None
-    preemptions_per_s: float | None = None
+    preemptions_per_s: float | None = None  # over the last minute
     prefix_hit_rate: float | None = None  # 0..1, of the prompt tokens of this time; else what the engine says itself
     ttft_s: Spread | None = None  # as the engine counts it; None also where there was no first token
     inter_token_s: Spread | None = None
@@ -35,31 +37,27 @@ class Rates:
 class RateWindow:
     """The readings of one source that rates are taken over."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_minute", "_recent", "tokens_per_s_held")
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[float, Signals]] = deque()
+        self._recent = Lookback[Signals](_WINDOW_S)
+        self._minute = Lookback[float | None](_PREEMPTIONS_WINDOW_S)
+        self.tokens_per_s_held: float | None = None  # the newest rate, if it is no matter of a moment
 
     def add(self, at: float, signals: Signals) -> Rates:
         """Take in the newest reading; the rates up to it."""
-        kept = self._kept
-        while len(kept) > 1 and kept[1][0] <= at - WINDOW_S:
-            kept.popleft()
-        rates = _rates(at - kept[0][0], kept[0][1], signals) if kept else Rates(prefix_hit_rate=signals.prefix_hit_rate)
-        if not kept or at - kept[-1][0] >= _STEP_S:
-            kept.append((at, signals))
-        return rates
-
-
-def _rates(seconds: float, before: Signals, after: Signals) -> Rates:
-    return Rates(
-        generated_tokens_per_s=_per_second(before.generated_tokens, after.generated_tokens, seconds),
-        prompt_tokens_per_s=_per_second(before.prompt_tokens, after.prompt_tokens, seconds),
-        preemptions_per_s=_per_second(before.preemptions, after.preemptions, seconds),
-        prefix_hit_rate=_hit_rate(before, after),
-        ttft_s=spread(before.ttft, after.ttft),
-        inter_token_s=spread(before.inter_token, after.inter_token),
-    )
+        seconds, before = self._recent.add(at, signals) or (0.0, Signals())
+        minute_s, preempted = self._minute.add(at, signals.preemptions) or (0.0, None)
+        tokens_per_s = _per_second(before.generated_tokens, signals.generated_tokens, seconds)
+        self.tokens_per_s_held = tokens_per_s if seconds >= _HELD_S else None
+        return Rates(
+            tokens_per_s=tokens_per_s,
+            prompt_tokens_per_s=_per_second(before.prompt_tokens, signals.prompt_tokens, seconds),
+            preemptions_per_s=_per_second(preempted, signals.preemptions, minute_s),
+            prefix_hit_rate=_hit_rate(before, signals),
+            ttft_s=spread(before.ttft, signals.ttft),
+            inter_token_s=spread(before.inter_token, signals.inter_token),
+        )
 
 
 def _gain(before: float | None, after: float | None) -> float | None:

@@ -197,6 +197,10 @@ class Readings:
         self._sources.setdefault(read.source, _Source()).take(at, read)
         self._view_of = None
 
+    def tokens_per_s_held(self, source: str) -> float | None:
+        """The tokens per second that were kept up until a source's last reading; None where too little was read."""
+        return self._sources[source].window.tokens_per_s_held
+
     def age(self, now: float) -> float | None:
         """Age of the newest good reading [s]."""
         taken = [source.at for source in self._sources.values() if source.at is not None]

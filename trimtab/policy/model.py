@@ -16,8 +16,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
 from trimtab.policy.metric import parse_metric
-from trimtab.policy.needs import unmet_needs
+from trimtab.policy.needs import unmet_needs, unreadable_terms
 from trimtab.policy.prometheus import Prometheus
+from trimtab.policy.types import FilePath, MetricText, text_schema
 from trimtab.policy.words import quoted, shown
 from trimtab.scoring import ScoringPolicy, default_scoring
 from trimtab.strict import Flaw, Strict
@@ -126,41 +127,24 @@ def _origin(text: str) -> str:
     return text
 
 
-def _metric(text: str) -> str:
-    parse_metric(text)
-    return text
-
-
-def _file_path(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError(f"{quoted(text)} must be an absolute path, as in /etc/trimtab/token")
-    return text
-
-
 def _no_bool(value: object) -> object:
     if isinstance(value, bool):  # which equals 1 or 0
         raise ValueError(f"must be a number, not {shown(value)}")
     return value
 
 
-def _text(example: str, pattern: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example]})
-
-
-IpAddress = Annotated[str, AfterValidator(_own_ip), _text("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
-HostPort = Annotated[str, AfterValidator(_host_port), _text("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
+IpAddress = Annotated[str, AfterValidator(_own_ip), text_schema("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
+HostPort = Annotated[str, AfterValidator(_host_port), text_schema("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
 ServiceAddress = Annotated[
-    str, AfterValidator(_service_address), _text("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
+    str, AfterValidator(_service_address), text_schema("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
 ]
 OwnAddress = Annotated[
-    str, AfterValidator(_own_address), _text("127.0.0.1:9901", r"^(unix:/.+|[0-9A-Fa-f.:\[\]]+:[0-9]{1,5})$")
+    str, AfterValidator(_own_address), text_schema("127.0.0.1:9901", r"^(unix:/.+|[0-9A-Fa-f.:\[\]]+:[0-9]{1,5})$")
 ]
 Regex = Annotated[str, AfterValidator(_regex), WithJsonSchema({"type": "string", "format": "regex"})]
-Name = Annotated[str, AfterValidator(_name), _text("llama-70b", f"^{_NAME.pattern}$")]
-UrlPath = Annotated[str, AfterValidator(_path), _text("/metrics", f"^{_PATH.pattern}$")]
-FilePath = Annotated[str, AfterValidator(_file_path), _text("/etc/trimtab/token", "^/.+$")]
-MetricText = Annotated[str, AfterValidator(_metric), _text("queue_depth", r"^\s*[a-zA-Z_:]")]
-Origin = Annotated[str, AfterValidator(_origin), _text("https://chat.example.com", f"^({_ORIGIN.pattern})$")]
+Name = Annotated[str, AfterValidator(_name), text_schema("llama-70b", f"^{_NAME.pattern}$")]
+UrlPath = Annotated[str, AfterValidator(_path), text_schema("/metrics", f"^{_PATH.pattern}$")]
+Origin = Annotated[str, AfterValidator(_origin), text_schema("https://chat.example.com", f"^({_ORIGIN.pattern})$")]
 Glob = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -439,6 +423,7 @@ class Pool(Strict):
                 ("signals", "names"),
                 ("engine",),
             )
+        yield from unreadable_terms(self)
 
     def serves(self, model: str) -> bool:
         """Whether one of the globs matches `model` (case matters)."""

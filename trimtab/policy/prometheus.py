@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import promql_parser
-from pydantic import AfterValidator, Field, TypeAdapter, WithJsonSchema
+from pydantic import AfterValidator, Field, TypeAdapter
 from ruamel.yaml import YAML
 
 from trimtab.fleet.queried import ASKABLE
 from trimtab.policy.promql import selectors
+from trimtab.policy.types import FilePath, text_schema
 from trimtab.policy.words import listed, quoted
 from trimtab.strict import Flaw, Strict
 
@@ -109,12 +110,6 @@ def _signals(queries: dict[str, str]) -> dict[str, str]:
     return queries
 
 
-def _file_path(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError(f"{quoted(text)} must be an absolute path, as in /etc/trimtab/token")
-    return text
-
-
 def _headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not _HEADER.fullmatch(name):
@@ -126,26 +121,13 @@ def _headers(headers: dict[str, str]) -> dict[str, str]:
     return headers
 
 
-Url = Annotated[
-    str,
-    AfterValidator(_url),
-    WithJsonSchema({"type": "string", "pattern": r"^https?://\S+$", "examples": ["http://prometheus:9090"]}),
-]
+Url = Annotated[str, AfterValidator(_url), text_schema("http://prometheus:9090", r"^https?://\S+$")]
 Select = Annotated[str, AfterValidator(_select)]
 Join = Annotated[dict[str, str], Field(min_length=1), AfterValidator(_join)]
-CustomName = Annotated[
-    str,
-    AfterValidator(_custom_name),
-    WithJsonSchema({"type": "string", "pattern": f"^{_CUSTOM.pattern}$", "examples": ["gpu_temperature"]}),
-]
+CustomName = Annotated[str, AfterValidator(_custom_name), text_schema("gpu_temperature", f"^{_CUSTOM.pattern}$")]
 PresetName = Annotated[str, AfterValidator(_preset)]
 Askable = Annotated[str, AfterValidator(_askable)]
 Query = Annotated[str, Field(min_length=1)]
-FilePath = Annotated[
-    str,
-    AfterValidator(_file_path),
-    WithJsonSchema({"type": "string", "pattern": "^/.+$", "examples": ["/etc/trimtab/token"]}),
-]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -165,7 +147,8 @@ class CustomSignal(Strict):
     unit: str = Field("", description="Shown beside the value. Empty takes the preset's own, if any.")
     action: Literal["term", "drain"] = Field(
         "term",
-        description="term: laws may read it, nothing else. drain: past the threshold the endpoint gets no new work.",
+        description="term: a term of `blend` may read it, nothing else. drain: past the threshold the endpoint gets no "
+        "new work.",
     )
     above: Finite | None = Field(None, description="drain: the threshold, where a high value is bad.")
     below: Finite | None = Field(None, description="drain: the threshold, where a low value is bad.")

@@ -1,6 +1,6 @@
 """Readings of engines: their metrics pages, scraped per endpoint."""
 
-from xds_server.sources.names import PageNames, engine_tables, page_names
+from xds_server.sources.names import PageNames, page_names
 from xds_server.sources.page import MAX_PAGE_BYTES, PageRead, read_page
 from xds_server.sources.scraper import Scraper, new_session
 
@@ -9,7 +9,6 @@ __all__ = [
     "PageNames",
     "PageRead",
     "Scraper",
-    "engine_tables",
     "new_session",
     "page_names",
     "read_page",

@@ -1,49 +1,16 @@
-"""The names of engines' metrics, as data."""
+"""What to look for on an engine's page."""
 
 import functools
-import importlib.resources
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pydantic import TypeAdapter
-from ruamel.yaml import YAML
-
 from trimtab.fleet.readings import SIGNALS
+from trimtab.policy.engines import engine_tables
 from trimtab.policy.metric import Metric, parse_metric
-from trimtab.policy.model import MetricText, Pool
-from trimtab.strict import Strict
+from trimtab.policy.model import Pool
 
 HISTOGRAMS = frozenset({"ttft", "inter_token"})
-
-
-class EngineTable(Strict):
-    """For each signal the metrics that carry it, the newest first; () if there is none."""
-
-    path: str = "/metrics"
-    port: int | None = None  # None is the port that serves requests
-    lists_models: bool = False  # whether /v1/models says how long a context is
-    waiting: tuple[MetricText, ...] = ()
-    running: tuple[MetricText, ...] = ()
-    kv_usage: tuple[MetricText, ...] = ()
-    generated_tokens: tuple[MetricText, ...] = ()
-    prompt_tokens: tuple[MetricText, ...] = ()
-    preemptions: tuple[MetricText, ...] = ()
-    prefix_queries: tuple[MetricText, ...] = ()
-    prefix_hits: tuple[MetricText, ...] = ()
-    prefix_hit_rate: tuple[MetricText, ...] = ()
-    ttft: tuple[MetricText, ...] = ()
-    inter_token: tuple[MetricText, ...] = ()
-    max_model_len: tuple[MetricText, ...] = ()
-    adapters: tuple[MetricText, ...] = ()
-    process_start: tuple[MetricText, ...] = ()
-
-
-@functools.cache
-def engine_tables() -> Mapping[str, EngineTable]:
-    """The bundled tables, by engine."""
-    text = importlib.resources.files("trimtab").joinpath("data/engines.yaml").read_text("utf-8")
-    return TypeAdapter(dict[str, EngineTable]).validate_python(YAML(typ="safe").load(text))
 
 
 @dataclass(frozen=True)

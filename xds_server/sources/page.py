@@ -177,10 +177,16 @@ def _histogram(metric: Metric, samples: _Samples) -> Histogram:
         raise _UnknownError(f"the series of {buckets} have different bounds")
     bounds = sorted(counts)
     return Histogram(
-        tuple(bound / metric.divisor for bound in bounds),
+        _shared(tuple(bound / metric.divisor for bound in bounds)),
         tuple(math.fsum(counts[bound]) for bound in bounds),
         math.fsum(value for _, value in samples.of(series, total)) / metric.divisor,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    """One object for all histograms with these bounds: every reading that is kept has some."""
+    return bounds
 
 
 def _adapters(labels: _Labels) -> Adapters:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import aiohttp
 
 from trimtab.fleet.observation import Signals, SignalsRead
+from trimtab.policy.engines import engine_tables
 from trimtab.policy.model import Pool, ScrapeTls, split_host_port
 from trimtab.pool import EndpointSpec
 from xds_server.sources.access import Access, AccessError
 from xds_server.sources.model_card import MODELS_PATH, ModelCard, read_card
-from xds_server.sources.names import PageNames, engine_tables, page_names
+from xds_server.sources.names import PageNames, page_names
 from xds_server.sources.page import MAX_PAGE_BYTES, read_page
 
 logger = logging.getLogger(__name__)

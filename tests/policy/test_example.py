@@ -6,7 +6,7 @@ import pytest
 from tests.policy.example import EVERY_LAW, EXAMPLE
 from trimtab.policy import parse_policy
 from trimtab.policy.document import Document
-from trimtab.policy.model import Rejections
+from trimtab.policy.model import Rejections, SignalSources
 from trimtab.policy.schema import Section, sections
 from trimtab.scoring import BlendPolicy, default_scoring
 
@@ -40,7 +40,8 @@ def test_what_is_switched_off_are_the_defaults(text: str) -> None:
     for pool in full.pools:
         samples_of_a_law = {"terms": pool.scoring.terms} if isinstance(pool.scoring, BlendPolicy) else {}
         assert pool.scoring == type(pool.scoring)(**samples_of_a_law)
-    pools = tuple(pool.model_copy(update={"scoring": default_scoring()}) for pool in full.pools)
+    first = full.pools[0].model_copy(update={"signals": SignalSources()})
+    pools = tuple(pool.model_copy(update={"scoring": default_scoring()}) for pool in (first, *full.pools[1:]))
     samples = {"rejections": Rejections(), "pools": pools}
 
     assert full.state_file == "auto"

@@ -6,6 +6,7 @@ Each imports what it runs only when it is called: the typed Envoy messages alone
 import asyncio
 import importlib.metadata
 import json
+import logging
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -153,6 +154,19 @@ def check(
     else:
         endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
         sys.stdout.write(f"{path}: ok: {len(loaded.pools)} pool(s), {endpoints} endpoint(s)\n")
+
+
+@app.command()
+def signals(
+    policy: PolicyOption,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch, a line for each look.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every second, until Ctrl-C.")] = False,
+) -> None:
+    """Read the engines now, and show every signal: its value, age and source, or why it is not known."""
+    from trimtab.cli.signals import signals as show_signals
+
+    logging.getLogger().setLevel(logging.ERROR)  # what fails is shown in its place
+    _run(show_signals(policy, as_json=as_json, watch=watch, console=_wide_console()))
 
 
 @app.command()

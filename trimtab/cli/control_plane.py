@@ -32,6 +32,7 @@ from xds_server.lrs import LrsService
 from xds_server.metrics import Metrics
 from xds_server.resources import RUNTIME_NAME, runtime_resource, static_resources
 from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
+from xds_server.sources.prometheus import PrometheusSource
 from xds_server.sources.scraper import Scraper, new_session
 from xds_server.transport import SERVER_OPTIONS
 
@@ -82,6 +83,7 @@ class ControlPlane:
         self._lrs = LrsService(self.observe, is_pool=self._pools.__contains__)
         self._feedback = FeedbackService(self.observe, self.take_usage, self._lose_observer)
         self._discovery = Discovery(self._take_endpoints)
+        self._prometheus = PrometheusSource(self.observe, self.metrics.queried)
         self._stack = AsyncExitStack()
         self._scraper: Scraper
 
@@ -104,6 +106,7 @@ class ControlPlane:
         async with AsyncExitStack() as stack:
             self._scraper = Scraper(self.observe, await stack.enter_async_context(new_session()))
             stack.push_async_callback(self._scraper.close)
+            stack.push_async_callback(self._prometheus.close)
             stack.push_async_callback(self._discovery.close)
             stack.callback(self._stop_pools)
             await self._serve_grpc(stack)
@@ -188,6 +191,7 @@ class ControlPlane:
                 )
         self._discovery.update(policy)
         self._scraper.reconfigure(policy.pools)
+        self._prometheus.reconfigure(policy.pools)
         self._publish()
         self.metrics.policy_accepted()
 
@@ -196,6 +200,7 @@ class ControlPlane:
             return
         pool.set_endpoints(time.time(), endpoints)
         self._scraper.update(pool.policy, endpoints)
+        self._prometheus.update(pool.policy, endpoints)
         self._publish()
 
     def _publish(self) -> None:

@@ -79,7 +79,7 @@ def _misfit(value: Any, path: Path, schema: Schema, document: Document) -> str:
             return f"{must_be}: write [{document.spelling(path)}]"
         case "array", dict() if value:
             return f'{must_be}: put "- " before its first key'
-        case "object", (str() | int() | float()) if len(schema.get("required", ())) == 1:
+        case "object", (str() | int() | float()) if _has_one_place_for(value, schema):
             return f"{must_be}: write {{{schema['required'][0]}: {document.spelling(path)}}}"
         case _, str() if value in laws(schema):
             return f"{must_be}: write {{law: {value}}}"
@@ -87,6 +87,13 @@ def _misfit(value: Any, path: Path, schema: Schema, document: Document) -> str:
             return f"{must_be}, not {quoted(value)}; did you mean {quoted(near[0])}?"
         case _:
             return f"{must_be}, not {shown(value)}"
+
+
+def _has_one_place_for(value: object, section: Schema) -> bool:
+    """Whether a mapping needs one key only, and it may be what the value was meant for."""
+    required = section.get("required", ())
+    is_text = isinstance(value, str)
+    return len(required) == 1 and not (is_text and section["properties"][required[0]].get("type") == "number")
 
 
 def _meant(location: tuple[str | int, ...]) -> Iterator[Path]:

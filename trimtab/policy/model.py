@@ -7,7 +7,7 @@ sentence of a description that begins with "0 " or "Empty " says what that value
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations, pairwise
 from typing import Annotated, Literal
 
@@ -15,7 +15,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
-from trimtab.policy.needs import unmet_needs
+from trimtab.policy.metric import parse_metric
+from trimtab.policy.needs import unmet_needs, unreadable_terms
+from trimtab.policy.prometheus import Prometheus
+from trimtab.policy.types import FilePath, MetricText, text_schema
 from trimtab.policy.words import quoted, shown
 from trimtab.scoring import ScoringPolicy, default_scoring, make_law
 from trimtab.strict import Flaw, Strict
@@ -130,22 +133,18 @@ def _no_bool(value: object) -> object:
     return value
 
 
-def _text(example: str, pattern: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example]})
-
-
-IpAddress = Annotated[str, AfterValidator(_own_ip), _text("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
-HostPort = Annotated[str, AfterValidator(_host_port), _text("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
+IpAddress = Annotated[str, AfterValidator(_own_ip), text_schema("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
+HostPort = Annotated[str, AfterValidator(_host_port), text_schema("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
 ServiceAddress = Annotated[
-    str, AfterValidator(_service_address), _text("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
+    str, AfterValidator(_service_address), text_schema("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
 ]
 OwnAddress = Annotated[
-    str, AfterValidator(_own_address), _text("127.0.0.1:9901", r"^(unix:/.+|[0-9A-Fa-f.:\[\]]+:[0-9]{1,5})$")
+    str, AfterValidator(_own_address), text_schema("127.0.0.1:9901", r"^(unix:/.+|[0-9A-Fa-f.:\[\]]+:[0-9]{1,5})$")
 ]
 Regex = Annotated[str, AfterValidator(_regex), WithJsonSchema({"type": "string", "format": "regex"})]
-Name = Annotated[str, AfterValidator(_name), _text("llama-70b", f"^{_NAME.pattern}$")]
-UrlPath = Annotated[str, AfterValidator(_path), _text("/metrics", f"^{_PATH.pattern}$")]
-Origin = Annotated[str, AfterValidator(_origin), _text("https://chat.example.com", f"^({_ORIGIN.pattern})$")]
+Name = Annotated[str, AfterValidator(_name), text_schema("llama-70b", f"^{_NAME.pattern}$")]
+UrlPath = Annotated[str, AfterValidator(_path), text_schema("/metrics", f"^{_PATH.pattern}$")]
+Origin = Annotated[str, AfterValidator(_origin), text_schema("https://chat.example.com", f"^({_ORIGIN.pattern})$")]
 Glob = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -300,22 +299,90 @@ class Retries(Strict):
         yield from _falling(self, "back_off_base_ms", "back_off_max_ms")
 
 
+class SignalNames(Strict):
+    """Which metric carries a signal, for engines of your own and for renamed metrics.
+
+    A metric is written as in PromQL, `queue_depth{queue="chat"}`; `a + b` is a sum, and `cache_percent / 100`
+    makes a share of a percentage. What is not named is read by the engine's own name.
+    """
+
+    waiting: MetricText | None = Field(None, description="Requests in the engine's queue.")
+    running: MetricText | None = Field(None, description="Sequences that are being decoded.")
+    kv_usage: MetricText | None = Field(None, description="KV cache in use, 0 to 1.")
+    generated_tokens: MetricText | None = Field(None, description="Generated tokens, a counter.")
+    prompt_tokens: MetricText | None = Field(None, description="Tokens of prompts, a counter.")
+    preemptions: MetricText | None = Field(None, description="Preempted sequences, a counter.")
+    prefix_queries: MetricText | None = Field(None, description="Tokens looked up in the prefix cache, a counter.")
+    prefix_hits: MetricText | None = Field(None, description="Those of them that were there, a counter.")
+    prefix_hit_rate: MetricText | None = Field(None, description="Hits of the prefix cache, 0 to 1, if not counted.")
+    ttft: MetricText | None = Field(None, description="Times to first token in seconds, a histogram.")
+    inter_token: MetricText | None = Field(None, description="Times between tokens in seconds, a histogram.")
+    max_model_len: MetricText | None = Field(None, description="Tokens that prompt and answer may have together.")
+    process_start: MetricText | None = Field(None, description="Start of the process, Unix seconds.")
+
+    @property
+    def named(self) -> Mapping[str, str]:
+        """The signals that are named, with their metrics."""
+        return {name: metric for name in type(self).model_fields if (metric := getattr(self, name)) is not None}
+
+    def flaws(self) -> Iterator[Flaw]:
+        for name in ("ttft", "inter_token"):
+            metric = getattr(self, name)
+            if metric is not None and len(parse_metric(metric).terms) > 1:
+                yield Flaw(f"{name} is a histogram, which cannot be a sum; name one", (name,))
+
+
+class ScrapeTls(Strict):
+    """TLS towards the engines' metrics. The name in the certificate is the endpoint's, as the policy writes it."""
+
+    ca_file: FilePath | None = Field(None, description="Certificates to trust, PEM. null: the system's.")
+    skip_verify: bool = Field(False, description="Take any certificate: whoever is in between can read and lie.")
+
+    def flaws(self) -> Iterator[Flaw]:
+        if self.skip_verify and self.ca_file is not None:
+            yield Flaw("with skip_verify nothing is checked against ca_file; remove one of them", ("ca_file",))
+
+
 class SignalSources(Strict):
     """Where readings of the engines come from."""
 
-    scrape: bool = Field(True, description="Read each engine's own /metrics.")
+    scrape: bool = Field(True, description="Read each engine's own metrics page.")
     scrape_interval_ms: Annotated[int, Field(ge=100, le=60_000)] = Field(1000, description="How often each is read.")
     scrape_timeout_ms: Annotated[int, Field(ge=50, le=60_000)] = Field(
         800, description="A reading that takes longer is given up."
     )
-    scrape_path: UrlPath = Field("/metrics", description="Where the engine shows its metrics.")
+    scrape_path: UrlPath | None = Field(
+        None, description="Where the engine shows its metrics. null: where its kind usually does."
+    )
+    scrape_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None, description="Port of the metrics. null: the endpoint's own, or where its kind usually has them."
+    )
+    scrape_select: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels with the values that count, where a page has several models or ranks; a series that "
+        "lacks the label counts for all. Empty counts every series: queues and tokens add up, the fullest "
+        "cache counts.",
+    )
+    scrape_token_file: FilePath | None = Field(
+        None, description="File with a bearer token for the metrics page; read again when it changes."
+    )
+    scrape_tls: ScrapeTls | None = Field(None, description="Read the page over TLS. null: plain HTTP.")
+    names: SignalNames = Field(default_factory=SignalNames, description="Metrics of your own, or renamed ones.")
+    orca: bool = Field(
+        False,
+        description="Have engines tell their load in a header of answers that are not streamed, and take it out on "
+        "the way to the client. vLLM does so, and logs a line for each such request.",
+    )
     stale_after_s: Positive = Field(5, description="An older reading is unknown.")
+    prometheus: Prometheus | None = Field(None, description="A Prometheus server that is asked too. null: none.")
 
     def flaws(self) -> Iterator[Flaw]:
         yield from _falling(self, "scrape_timeout_ms", "scrape_interval_ms")
 
 
-Engine = Literal["vllm"]
+Engine = Literal[
+    "vllm", "sglang", "trtllm-serve", "triton", "tgi", "llamacpp", "lmdeploy", "ray-serve", "ollama", "custom"
+]
 
 
 class Pool(Strict):
@@ -328,7 +395,11 @@ class Pool(Strict):
         description="Globs over the request's `model`: case matters, * is any characters, ? one, [ab] one of these. "
         "The first pool that matches serves. Names are matched, not rewritten: its engines must know them.",
     )
-    engine: Engine = Field("vllm", description="What the endpoints run: the names of its metrics follow from it.")
+    engine: Engine = Field(
+        "vllm",
+        description="What the endpoints run: the names of its metrics follow from it. ollama shows none; for custom "
+        "they are in signals.names.",
+    )
     endpoints: tuple[Endpoint, ...] = Field(min_length=1, description="The engines.")
     scoring: Annotated[ScoringPolicy, ByLaw(default_scoring().law)] = Field(
         default_factory=default_scoring, description="How an endpoint is scored: a `law` with its numbers."
@@ -349,6 +420,14 @@ class Pool(Strict):
                     f"{quoted(endpoint.address)} is already endpoints[{before}] of this pool; remove one",
                     ("endpoints", index, "address"),
                 )
+
+        if self.engine == "custom" and self.signals.scrape and not self.signals.names.named:
+            yield Flaw(
+                "engine custom has no metrics until signals.names says which; or set signals.scrape to false",
+                ("signals", "names"),
+                ("engine",),
+            )
+        yield from unreadable_terms(self)
 
     @property
     def request_bias(self) -> float:

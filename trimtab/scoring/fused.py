@@ -61,6 +61,9 @@ class Fused(Law):
         self._violations = FadingShare(_SLA_HALF_LIFE_S)
         self._prompts = _Spread()
 
+    def required(self) -> frozenset[Need]:
+        return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
+
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool)
         weights = self.weights(pool, now)

@@ -20,11 +20,11 @@ class Need(StrEnum):
     TTFT = "ttft"  # first tokens, from the watching filter
     ERRORS = "errors"
     LEDGER = "ledger"  # outstanding prompt work, from the access log
-    WAITING = "waiting"
+    WAITING = "waiting"  # this and what follows comes from sources that a pool may or may not have
     RUNNING = "running"
     KV_USAGE = "kv_usage"
     PREEMPTIONS = "preemptions"
-    INTER_TOKEN = "inter_token"  # gaps between tokens, from streams that are read to their end
+    INTER_TOKEN = "inter_token"  # gaps between tokens
     TOKENS_PER_S = "tokens_per_s"
 
 

@@ -39,6 +39,9 @@ class Linear(Law):
     def __init__(self, policy: LinearPolicy) -> None:
         self._policy = policy
 
+    def required(self) -> frozenset[Need]:
+        return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
+
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool)
         scores = {}

@@ -8,6 +8,7 @@ alone.
 * Pools are tried in the policy's order. A model that no pool serves is answered here, with the 404 that an
   engine would give. A request without a model that can be read (a GET, a form, no `model`) goes to the pool that
   serves `*`, else to the first one, and the engine says what it thinks of it.
+* A pool that wants its engines' load in their answers (ORCA) asks for it where an answer is not streamed.
 * A POST that calls itself JSON is meant for one model, and the first pool's engines might answer for it with
   another one. So where there are several pools and none serves `*`, one that cannot be read or has no `model` is
   refused here. An engine might have read the former: Envoy's parser is stricter (`request_body`).
@@ -26,6 +27,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     DataSource,
     HeaderValue,
     HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
     SubstitutionFormatString,
 )
 from envoy_data_plane.envoy.config.route.v3 import (
@@ -66,6 +68,7 @@ from xds_server.resources.request_body import (
     STREAM_KEY,
     UNREAD_KEY,
 )
+from xds_server.sources.orca import REQUEST_HEADER, REQUEST_VALUE, RESPONSE_HEADER
 
 BUFFER_FILTER = "envoy.filters.http.buffer"
 CORS_FILTER = "envoy.filters.http.cors"
@@ -127,7 +130,15 @@ def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) 
             name=route_name(pool.name, asked),
             match=RouteMatch(prefix="/", dynamic_metadata=conditions + condition),
             route=action,
+            request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
+            response_headers_to_remove=[RESPONSE_HEADER] if pool.signals.orca else [],
         )
+
+
+_LOAD_WANTED = HeaderValueOption(
+    header=HeaderValue(key=REQUEST_HEADER, value=REQUEST_VALUE),
+    append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+)
 
 
 def _metadata(key: str, value: ValueMatcher) -> MetadataMatcher:

@@ -1,5 +1,6 @@
 """The control plane alone, without an Envoy: what it keeps, and what it says is in force."""
 
+import asyncio
 import json
 import logging
 import time
@@ -94,3 +95,30 @@ async def test_the_policy_page_shows_what_is_in_force(tmp_path: Path, caplog: py
     for key in ("services", "state_file", "ext_proc.workers"):
         assert f"a change of {key} comes into force at the next start" in caplog.text
     assert "a new policy was taken up" in caplog.text
+
+
+async def test_a_clock_that_is_set_back_freezes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path / "policy.yaml", policy(state_file=None)) as plane, aiohttp.ClientSession() as session:
+        real = time.time
+
+        async def states() -> dict[str, str]:
+            async with session.get(f"http://{plane.policy.services.admin}/endpoints") as answer:
+                pools = (await answer.json())["pools"]
+            return {row["address"]: row["state"] for row in pools["chat"]["endpoints"]} if pools else {}
+
+        async def refused(address: str) -> None:
+            plane.observe([Rejected(time.time(), "chat", address, "r", 429, Verdict.SATURATED, None)])
+            async with asyncio.timeout(10):
+                while (await states()).get(address) != "cooling":
+                    await asyncio.sleep(0.05)
+
+        async with asyncio.timeout(10):
+            while not await states():
+                await asyncio.sleep(0.05)
+        await refused("127.0.0.1:9")
+        monkeypatch.setattr(time, "time", lambda: real() - 3600)
+        await refused("127.0.0.1:10")
+        assert (await states())["127.0.0.1:9"] != "cooling"
+    assert "the clock was set back by 3600 s" in caplog.text

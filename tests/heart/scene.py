@@ -127,6 +127,7 @@ class Scene:
         self.capacities = capacities if isinstance(capacities, Mapping) else dict.fromkeys(capacities)
         self.policy = Pool(
             name=POOL,
+            scoring=policy.pop("scoring", {"law": "health"}),
             endpoints=tuple(Endpoint(address=a, capacity=c) for a, c in self.capacities.items()),
             **policy,
         )

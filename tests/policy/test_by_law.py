@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from trimtab.policy import PolicyError, Problem, json_schema, parse_policy
 from trimtab.policy.by_law import ByLaw
 from trimtab.policy.words import listed
-from trimtab.scoring import HealthPolicy, LinearPolicy, ReciprocalPolicy, ScoringPolicy, WdrmPolicy
+from trimtab.scoring import HealthPolicy, LinearPolicy, PredictedTtftPolicy, ReciprocalPolicy, ScoringPolicy, WdrmPolicy
 
 LAWS = listed([member.model_fields["law"].default for member in get_args(ScoringPolicy)])
 
@@ -31,8 +31,8 @@ def test_the_law_chooses() -> None:
 
 
 def test_no_law_is_the_default() -> None:
-    assert scoring("{}") == HealthPolicy()
-    assert scoring("{queue_max: 7}") == HealthPolicy(queue_max=7)
+    assert scoring("{}") == PredictedTtftPolicy()
+    assert scoring("{retry_s: 7}") == PredictedTtftPolicy(retry_s=7)
 
 
 def test_a_law_in_python() -> None:
@@ -92,6 +92,6 @@ def test_what_is_said(text: str, where: str, message: str | None) -> None:
 
 def test_a_section_without_a_law_fits_one_member_of_the_json_schema_only() -> None:
     laws = json_schema()["$defs"]
-    assert "required" not in laws["HealthPolicy"]
+    assert "required" not in laws["PredictedTtftPolicy"]
     assert all(laws[member.__name__]["required"][0] == "law" for member in get_args(ScoringPolicy)[1:])
     assert laws[WdrmPolicy.__name__]["additionalProperties"] is False

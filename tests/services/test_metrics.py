@@ -250,7 +250,7 @@ async def test_every_attempt_is_one_decision(state: AdminState, metrics: Metrics
     refused = AttemptEnded(1.0, "chat", "10.0.0.1:80", "r", 1.0, 0, Outcome.UNREACHABLE, False, None)
     metrics.observe([*attempt(), refused, refused])
     seen = await values(metrics)
-    assert seen['lb_route_decision_total{backend="a:80",method="health",pool="chat",reason="ramping"}'] == 3
+    assert seen['lb_route_decision_total{backend="a:80",method="predicted_ttft",pool="chat",reason="ramping"}'] == 3
     assert seen['lb_upstream_latency_seconds_count{backend="a:80",pool="chat"}'] == 1
 
 

@@ -22,10 +22,13 @@ async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
         yield engines
 
 
-async def test_a_slow_endpoint_loses_work_and_gets_it_back(tmp_path: Path, engines: Engines) -> None:
+@pytest.mark.parametrize("law", ["predicted_ttft", "health"])
+async def test_a_slow_endpoint_loses_work_and_gets_it_back(tmp_path: Path, engines: Engines, law: str) -> None:
     """10 times slower: half the share within 5 s. Healed: back within the ramp's time (100/50 s) plus 3 s."""
     ramp_points_per_s = 50
-    trimtab = Trimtab(tmp_path, "up", policy_for(engines, shaping={"ramp_points_per_s": ramp_points_per_s}))
+    trimtab = Trimtab(
+        tmp_path, "up", policy_for(engines, scoring={"law": law}, shaping={"ramp_points_per_s": ramp_points_per_s})
+    )
     slow_at, healed_at, end = 3.0, 12.0, 22.0
     async with running(trimtab):
         await trimtab.wait_serving()
@@ -65,7 +68,7 @@ async def test_an_endpoint_that_refuses_fast_gets_no_traffic(tmp_path: Path, eng
 
 
 async def test_a_callers_quota_costs_an_endpoint_nothing(tmp_path: Path, engines: Engines) -> None:
-    trimtab = Trimtab(tmp_path, "up", policy_for(engines))
+    trimtab = Trimtab(tmp_path, "up", policy_for(engines, scoring={"law": "health"}))
     async with running(trimtab):
         await trimtab.wait_serving()
         await replay(trimtab.url, steady(RATE, 2), model="sim", seed=3)

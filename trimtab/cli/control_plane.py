@@ -41,6 +41,8 @@ log = logging.getLogger(__name__)
 _REMEMBER_PERIOD_S = 5.0
 _REMEMBER_PAUSE_S = 0.5
 _SAMPLING_PERIOD_S = 1.0
+# A clock that is set back by more than time services slew.
+_CLOCK_STEP_S = 2.0
 _IN = {State.UP, State.RAMPING}
 _OBSERVERS_MAX = 256  # of those that ended, the latest so many still count
 
@@ -284,12 +286,15 @@ class _RunningPool:
         self.policy = policy
         self.controller = PoolController(policy, random.Random(), memory if isinstance(memory, dict) else None)
         self.is_located = False
+        self._endpoints: Sequence[EndpointSpec] = ()
+        self._clock = time.time()
         self._on_decision = on_decision
         self._metrics = metrics
         self._heartbeats = heartbeats
         self.task = asyncio.create_task(self._run(), name=f"pool {policy.name}")
 
     def set_endpoints(self, now: float, endpoints: Sequence[EndpointSpec]) -> None:
+        self._endpoints = endpoints
         self.controller.set_endpoints(now, endpoints)
         self.is_located = True
 
@@ -298,17 +303,29 @@ class _RunningPool:
         self.controller.reconfigure(now, policy)
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        self.controller.observe(self._now(), observations)
+        now = self._now()  # which may put another controller in place
+        self.controller.observe(now, observations)
 
     def step(self) -> PoolDecision:
         began = time.perf_counter()
-        decision = self.controller.step(self._now())
+        now = self._now()
+        decision = self.controller.step(now)
         self._on_decision(decision, time.perf_counter() - began)
         return decision
 
     def _now(self) -> float:
         """The time; before anything is judged by it, what was not seen meanwhile is told."""
         now = time.time()
+        if now < self._clock - _CLOCK_STEP_S:
+            # All that is known carries times that are now to come: nothing new would count beside it.
+            log.warning(
+                "pool %s: the clock was set back by %.0f s; what was learned is begun anew",
+                self.policy.name,
+                self._clock - now,
+            )
+            self.controller = PoolController(self.policy, random.Random(), None)
+            self.controller.set_endpoints(now, self._endpoints)
+        self._clock = now
         if self._heartbeats.overdue(now):
             self.controller.observe(now, [ObserverMissed(now, self.policy.name)])
         return now

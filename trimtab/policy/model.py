@@ -404,7 +404,7 @@ class Pool(Strict):
     scoring: Annotated[ScoringPolicy, ByLaw(default_scoring().law)] = Field(
         default_factory=default_scoring, description="How an endpoint is scored: a `law` with its numbers."
     )
-    interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(250, description="How often weights are computed.")
+    interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(100, description="How often weights are computed.")
     shaping: Shaping = Field(default_factory=Shaping)
     balancing: Balancing = Field(default_factory=Balancing)
     retries: Retries = Field(default_factory=Retries)

@@ -14,8 +14,8 @@ from trimtab.scoring.throughput import Throughput, ThroughputPolicy
 from trimtab.scoring.wdrm import Wdrm, WdrmPolicy
 
 ScoringPolicy = (
-    HealthPolicy
-    | PredictedTtftPolicy
+    PredictedTtftPolicy
+    | HealthPolicy
     | ReciprocalPolicy
     | LinearPolicy
     | FusedPolicy
@@ -30,7 +30,7 @@ ScoringPolicy = (
 
 def default_scoring() -> ScoringPolicy:
     """The law of a pool that names none."""
-    return HealthPolicy()
+    return PredictedTtftPolicy()
 
 
 def make_law(policy: ScoringPolicy) -> Law:

@@ -97,9 +97,9 @@ def _trimtab(name: str, law: str) -> ArmFactory:
     @asynccontextmanager
     async def start(folder: Path, engines: Sequence[EngineAddress]) -> AsyncIterator[Arm]:
         policy = demo_policy(engines, law)
-        policy_file = folder / "policy.yaml"
+        policy_file = folder / f"{name}.yaml"
         policy_file.write_text(json.dumps(policy, indent=1))  # JSON is YAML
-        log = folder / "trimtab.log"
+        log = folder / f"{name}.log"
         with log.open("wb") as log_file:
             process = await asyncio.create_subprocess_exec(
                 *tied(sys.executable, "-m", "trimtab.cli", "up", "-p", str(policy_file)),

@@ -98,7 +98,7 @@ def test_a_silent_endpoint_gets_no_more_than_its_floor() -> None:
     silent = EndpointView(A, "a", 10, awaiting_token=1, outstanding_prompt_bytes=400, oldest_wait_s=30, in_flight=1)
     scores = law.judge(snapshot(silent, EndpointView(B, "b", 1)), 100.0)
     assert scores[A].share == pytest.approx(0.002, rel=0.01)
-    assert scores[B].share == pytest.approx(1)
+    assert scores[B].share == pytest.approx(1, abs=0.003)
     assert scores[A].score < 10
     assert scores[A].breakdown["silence"] > 80
 
@@ -118,7 +118,7 @@ def test_nothing_is_poured_over_an_endpoint_that_takes_no_work() -> None:
     law = PredictedTtft(PredictedTtftPolicy())
     busy = EndpointView(B, "b", 1, outstanding_prompt_bytes=40_000, in_flight=5)
     scores = law.judge(snapshot(EndpointView(A, "a", 10), busy, held=frozenset({A})), 100.0)
-    assert scores[B].share == pytest.approx(1)
+    assert scores[B].share == pytest.approx(1, abs=0.003)
 
 
 class TestTries:
@@ -144,7 +144,7 @@ class TestTries:
     def test_it_is_tried_with_a_request_from_time_to_time(self) -> None:
         law = self.law()
         waiting = self.shares(law, 105.9, in_flight=1)[0]
-        assert self.shares(law, 106.0)[0] == pytest.approx(0.5)
+        assert self.shares(law, 106.0)[0] > 0.85
         assert self.shares(law, 106.0, in_flight=1)[0] == waiting < 0.5, "one at a time"
         self.teach(law, A, 1.0, 1, at=106.5)
         self.shares(law, 106.6)
@@ -162,7 +162,7 @@ class TestTries:
         self.teach(law, B, 0.1, 10, at=100.0)
         self.teach(law, A, 0.1, 10, at=100.0)
         self.teach(law, A, 3.0, 10, at=101.0)
-        assert self.shares(law, 106.1)[0] == pytest.approx(0.5)
+        assert self.shares(law, 106.1)[0] > 0.85
 
     def test_one_whose_last_client_gave_up_is_tried(self) -> None:
         law = PredictedTtft(PredictedTtftPolicy())
@@ -171,7 +171,7 @@ class TestTries:
             self.teach(law, endpoint, 0.1, 50, at=100.0)
         views = (EndpointView(A, "a", 1, oldest_wait_s=0.6), EndpointView(B, "b", 1))
         assert law.judge(snapshot(*views), 104.9)[A].share < 0.01
-        assert law.judge(snapshot(*views), 105.1)[A].share == pytest.approx(0.5)
+        assert law.judge(snapshot(*views), 105.1)[A].share > 0.85
 
     def test_one_that_was_always_slow_is_not_tried(self) -> None:
         law = PredictedTtft(PredictedTtftPolicy())

@@ -20,6 +20,7 @@ _FIRST_PER_ATTEMPT_S = 0.001
 _MUCH_SLOWER = 2.0
 _LEAST_TTFT_S = 0.001
 _FIRST_SAMPLES = 3  # until then its costs are still a guess
+_MOST_OF_A_TRY = 0.9
 _LONGEST_POUR_S = 2.0
 _BEST_FADES = 0.01  # per sample: what was better for some hundred answers is the past
 
@@ -121,14 +122,18 @@ class PredictedTtft(Law):
         # Nothing is poured over an endpoint that takes no new work: it would be lost.
         free = [number for number, view in enumerate(pool.endpoints) if view.id not in pool.held]
         shares = dict(zip(free, self._shares([waits[i] for i in free], [rates[i] for i in free]), strict=True))
-        scores = {}
+        parts = []
         for number, (view, endpoint) in enumerate(zip(pool.endpoints, known, strict=True)):
             # By capacity, not by the learned speed, which may be the very thing that is wrong.
-            share = max(shares.get(number, 0.0), self._policy.floor * capacities[view.id] / largest)
+            part = max(shares.get(number, 0.0), self._policy.floor * capacities[view.id] / largest)
             if not view.in_flight and endpoint.wants_try(now, waits[number], self._policy.retry_s):
-                share = max(share, self._one_request())
-            scores[view.id] = self._score(view, endpoint.cost, waits[number], share)
-        return scores
+                part = max(part, self._one_request())
+            parts.append(part)
+        total = sum(parts[number] for number in free) or 1.0
+        return {
+            view.id: self._score(view, known[number].cost, waits[number], parts[number] / total)
+            for number, view in enumerate(pool.endpoints)
+        }
 
     def learn(self, sample: TokenSample) -> None:
         own = self._kilotokens(sample.prompt_bytes)
@@ -189,9 +194,14 @@ class PredictedTtft(Law):
         return max(self._prompt_kilotokens, self._peak_kilotokens)
 
     def _one_request(self) -> float:
-        """The share that is one typical request of what comes next."""
+        """What beside the shares of all others, which sum to 1, is one typical request of what comes next.
+
+        With little to come it is nearly all: each push makes Envoy begin its schedule anew, so between two pushes that
+        are closer than the requests only the largest weights are picked.
+        """
         coming = self._coming()
-        return min(0.5, self._prompt_kilotokens / coming) if coming else 0.0
+        part = min(_MOST_OF_A_TRY, self._prompt_kilotokens / coming) if coming else 0.0
+        return part / (1.0 - part)
 
     def _score(self, view: EndpointView, cost: CostModel, wait: float, share: float) -> Score:
         threshold = self._policy.score_threshold_ms / 1000.0

@@ -46,7 +46,7 @@ def test_everything_has_a_title_and_a_description() -> None:
     assert not undescribed
     assert all(section.schema.get("description") for section in sections())
     assert all(
-        field.get("title") or "$ref" in field
+        field.get("title") or "$ref" in field or "$ref" in field.get("anyOf", [{}])[0]
         for section in sections()
         for field in section.schema["properties"].values()
     )

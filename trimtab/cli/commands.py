@@ -17,6 +17,7 @@ from rich.console import Console
 
 from trimtab.cli.errors import UserError
 from trimtab.policy import Policy, example_policy, json_schema, load_policy
+from trimtab.policy.endpoint_list import check_lists
 
 app = typer.Typer(
     name="trimtab",
@@ -124,13 +125,16 @@ def check(
     policy: Annotated[Path, typer.Argument(metavar="POLICY.yaml")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the policy with all its defaults.")] = False,
 ) -> None:
-    """Validate a policy. Exit code 2, and a line for each problem, if it is bad."""
+    """Validate a policy, and the lists of endpoints that it names. Exit code 2, and a line for each problem, if bad."""
     loaded = load_policy(policy)
+    check_lists(loaded)
     if as_json:
         sys.stdout.write(loaded.model_dump_json(indent=2) + "\n")
     else:
         endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
-        sys.stdout.write(f"{policy}: ok: {len(loaded.pools)} pool(s), {endpoints} endpoint(s)\n")
+        found = sum(pool.discovery is not None for pool in loaded.pools)
+        discovered = f", {found} pool(s) with discovery" if found else ""
+        sys.stdout.write(f"{policy}: ok: {len(loaded.pools)} pool(s), {endpoints} endpoint(s){discovered}\n")
 
 
 @app.command()

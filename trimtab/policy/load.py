@@ -59,14 +59,18 @@ def read_policy(path: str | Path) -> bytes:
 
 def decode_policy(content: bytes, source: str) -> Policy:
     """Validate the content of a policy file. Raises PolicyError as `parse_policy` does."""
+    return parse_policy(decode_text(content, source), source)
+
+
+def decode_text(content: bytes, source: str) -> str:
+    """The content as text, without a byte order mark. Raises PolicyError for what is not UTF-8."""
     try:
-        text = content.decode()
+        return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         before = content[: error.start]
         line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
         message = f"byte 0x{content[error.start]:02x} is not UTF-8: save the file as UTF-8"
         raise PolicyError([Problem(source, line, column, "", message)]) from None
-    return parse_policy(text, source)
 
 
 def example_policy() -> str:

@@ -3,7 +3,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: venv demo test soak bench lint clean
+# Debian's Prometheus, for tests: unpacked here, because its package would start a server of its own.
+PROMETHEUS := $(VENV)/prometheus
+
+.PHONY: venv demo prometheus test soak bench lint clean
 
 venv: $(STAMP)
 
@@ -21,7 +24,14 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: $(STAMP) lint
+prometheus: $(STAMP)
+	@command -v prometheus >/dev/null || test -x $(PROMETHEUS)/usr/bin/prometheus || \
+	{ rm -rf $(PROMETHEUS) && mkdir -p $(PROMETHEUS)/deb && cd $(PROMETHEUS)/deb && \
+	  { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } && \
+	  dpkg-deb -x prometheus_*.deb ..; } || \
+	echo "no prometheus: the tests that need one are skipped"
+
+test: $(STAMP) lint prometheus
 	$(BIN)/python -m pytest
 
 soak: $(STAMP)

@@ -11,9 +11,11 @@ from trimtab.fleet.conduct import MEMORY_S, Evidence
 from trimtab.fleet.fleet import Fleet
 from trimtab.fleet.observation import Observation
 from trimtab.fleet.profile import ProfileMemory
+from trimtab.fleet.queried import NOTHING_ASKED, Trust
 from trimtab.fleet.snapshot import EndpointId, TokenSample
 from trimtab.fleet.spec import EndpointSpec
 from trimtab.policy.model import Pool
+from trimtab.policy.prometheus import CustomSignal
 from trimtab.scoring import make_law
 from trimtab.shaping.decision import EndpointDecision, PoolDecision, State
 from trimtab.shaping.ramp import NEW_ENDPOINT
@@ -48,8 +50,13 @@ class PoolController:
         """`memory` is what `remember` of an earlier controller gave; what is malformed or old is ignored."""
         self._policy = policy
         self._law = make_law(policy.scoring)
-        self._fleet = Fleet(policy.name, ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s)
-        self._shaper = Shaper(policy.shaping, rng)
+        self._fleet = Fleet(
+            policy.name,
+            ttft_alpha=self._law.ttft_alpha,
+            stale_after_s=policy.signals.stale_after_s,
+            trust=_trust(policy),
+        )
+        self._shaper = Shaper(policy.shaping, rng, limits=_limits(policy))
         self._uids: Mapping[str, str] = {}
         self._judged: frozenset[EndpointId] = frozenset()  # the endpoints of the last step
         memory = memory if isinstance(memory, Mapping) else {}
@@ -90,8 +97,10 @@ class PoolController:
                 law.recall(self._law.remember())
             self._law = law
         self._policy = policy
-        self._fleet.reconfigure(ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s)
-        self._shaper.numbers = policy.shaping
+        self._fleet.reconfigure(
+            ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s, trust=_trust(policy)
+        )
+        self._shaper.numbers, self._shaper.limits = policy.shaping, _limits(policy)
 
     def observe(self, now: float, observations: Sequence[Observation]) -> None:
         """Take in observations of this pool, in any order; those of equal time have a defined order."""
@@ -161,6 +170,22 @@ class PoolController:
 def _are_two(uid: str, other: str) -> bool:
     """Whether these are surely not the same process; an empty one is unknown."""
     return bool(uid and other and uid != other)
+
+
+def _trust(policy: Pool) -> Trust:
+    section = policy.signals.prometheus
+    if section is None:
+        return NOTHING_ASKED
+    return Trust(
+        asked=frozenset(section.texts(policy.engine)),
+        preferred=frozenset(section.preferred),
+        stale_after_s=section.stale_after_s,
+    )
+
+
+def _limits(policy: Pool) -> tuple[CustomSignal, ...]:
+    section = policy.signals.prometheus
+    return () if section is None else tuple(signal for signal in section.custom if signal.action == "drain")
 
 
 def _parse(entries: object) -> dict[str, _Memory]:

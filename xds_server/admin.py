@@ -26,6 +26,9 @@ _PAGES = {
     "/readyz": "200 while there is something to serve to Envoys, 503 with the reason else",
 }
 
+# Histograms since the engine's start: what they gained is shown instead.
+_HISTOGRAMS = frozenset({"ttft", "inter_token"})
+
 Json = dict[str, Any]
 
 
@@ -126,7 +129,11 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "inter_token_p99_s": view.inter_token_p99_s,
         "tokens_per_s": view.tokens_per_s,
         "tokens_per_s_best": view.tokens_per_s_best,
+        "prompt_tokens_per_s": view.prompt_tokens_per_s,
         "preemptions_per_s": view.preemptions_per_s,
+        "prefix_hit_rate": view.prefix_hit_rate,
+        "engine_ttft_s": asdict(view.engine_ttft_s) if view.engine_ttft_s else None,
+        "engine_inter_token_s": asdict(view.engine_inter_token_s) if view.engine_inter_token_s else None,
         "prompt_bytes_mean": view.prompt_bytes_mean,
         "prompt_bytes_std": view.prompt_bytes_std,
         "failures_in_row": view.failures_in_row,
@@ -139,8 +146,11 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "outstanding_prompt_bytes": view.outstanding_prompt_bytes,
         "prompt_bytes_sent": view.prompt_bytes_sent,
         "oldest_wait_s": view.oldest_wait_s,
-        "signals": asdict(view.signals),
+        "signals": {name: value for name, value in asdict(view.signals).items() if name not in _HISTOGRAMS},
         "signals_age_s": view.signals_age_s,
+        "signals_unknown": dict(view.signals_unknown),
+        "signal_origins": {signal: asdict(origin) for signal, origin in view.signal_origins.items()},
+        "custom": {name: asdict(reading) for name, reading in view.custom.items()},
     }
 
 
@@ -170,7 +180,7 @@ def _finite(value: Any) -> Any:
     match value:
         case dict():
             return {key: _finite(item) for key, item in value.items()}
-        case list():
+        case list() | tuple():
             return [_finite(item) for item in value]
         case float() if not math.isfinite(value):
             return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from trimtab.policy.model import Policy, ServiceAddress, split_host_port
+from trimtab.policy.model import OwnAddress, Policy, ServiceAddress, split_host_port
 
 _CHECKOUT = Path(__file__).parents[1] / "envoy" / "bootstrap.yaml"
 
@@ -23,18 +23,21 @@ def bundled_bootstrap() -> str:
     return (packaged if packaged.is_file() else _CHECKOUT).read_text(encoding="utf-8")
 
 
-def render_bootstrap(policy: Policy, *, node_id: str = "trimtab-envoy", delta: bool = True) -> str:
+def render_bootstrap(
+    policy: Policy, *, node_id: str = "trimtab-envoy", admin: OwnAddress | None = None, delta: bool = True
+) -> str:
     """The bundled bootstrap with the policy's addresses, as YAML, its comments kept.
 
-    `node_id` names the Envoy to the control plane: give each its own. `delta` chooses incremental xDS, else
-    the state of the world is sent with each change.
+    `node_id` names the Envoy to the control plane, and `admin` is used in place of the policy's
+    `services.envoy_admin`: give each Envoy its own. `delta` chooses incremental xDS, else the state of the world is
+    sent with each change.
     """
     yaml = YAML()
     yaml.width = 120
     config = yaml.load(bundled_bootstrap())
     config["node"]["id"] = node_id
     config["dynamic_resources"]["ads_config"]["api_type"] = "DELTA_GRPC" if delta else "GRPC"
-    config["admin"]["address"] = _address(policy.services.envoy_admin, mode=0o600)
+    config["admin"]["address"] = _address(admin or policy.services.envoy_admin, mode=0o600)
     clusters = {cluster["name"]: cluster for cluster in config["static_resources"]["clusters"]}
     connections = _CONNECTIONS_PER_WORKER * policy.ext_proc.workers if policy.ext_proc.workers > 1 else 1
     _set_endpoint(clusters["trimtab_xds"], policy.services.xds)

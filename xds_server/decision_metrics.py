@@ -5,10 +5,16 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from trimtab.fleet.rates import Spread
 from trimtab.pool import EndpointDecision, State
 from xds_server.state import AdminState
 
 _LABELS = ("pool", "endpoint")
+
+
+def _mean(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.mean
+
 
 # None is UNKNOWN, and has no sample.
 _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...] = (
@@ -56,10 +62,14 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
     ),
     (
         "inter_token_p99_seconds",
-        "P99 of the gaps between tokens of the last minute, in the streams that were read whole.",
+        "P99 of the gaps between tokens, by the streams that were read whole, else by the engine's own metrics.",
         lambda e: e.view.inter_token_p99_s,
     ),
-    ("tokens_per_second", "Tokens that the engine generates now.", lambda e: e.view.tokens_per_s),
+    (
+        "tokens_per_second",
+        "Tokens that the engine generates, by its own metrics, else by the streams that were read whole.",
+        lambda e: e.view.tokens_per_s,
+    ),
     (
         "tokens_per_second_best",
         "The most tokens per second that the engine has kept up of late.",
@@ -76,6 +86,36 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
         "kv_usage_ratio",
         "Part of the KV cache in use, by the engine's own metrics.",
         lambda e: e.view.signals.kv_usage,
+    ),
+    (
+        "max_model_tokens",
+        "Tokens that a prompt and its answer may have together.",
+        lambda e: e.view.signals.max_model_len,
+    ),
+    (
+        "prompt_tokens_per_second",
+        "Tokens of prompts that the engine takes in, by its own metrics over the last ten seconds.",
+        lambda e: e.view.prompt_tokens_per_s,
+    ),
+    (
+        "preemptions_per_second",
+        "Sequences that the engine preempts, by its own metrics over the last minute.",
+        lambda e: e.view.preemptions_per_s,
+    ),
+    (
+        "prefix_hit_ratio",
+        "Part of the prompts that was in the engine's prefix cache, over the last ten seconds.",
+        lambda e: e.view.prefix_hit_rate,
+    ),
+    (
+        "engine_ttft_mean_seconds",
+        "Mean of the times to first token of the last ten seconds, by the engine's own metrics.",
+        lambda e: _mean(e.view.engine_ttft_s),
+    ),
+    (
+        "engine_inter_token_mean_seconds",
+        "Mean of the times between tokens of the last ten seconds, by the engine's own metrics.",
+        lambda e: _mean(e.view.engine_inter_token_s),
     ),
     ("signals_age_seconds", "Age of the engine's last good reading.", lambda e: e.view.signals_age_s),
 )

@@ -7,15 +7,16 @@ When a report does not come, nothing is known.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import grpc.aio
 from envoy.config.core.v3.address_pb2 import Address
-from envoy.config.endpoint.v3.load_report_pb2 import ClusterStats
+from envoy.config.endpoint.v3.load_report_pb2 import ClusterStats, UpstreamEndpointStats
 from envoy.service.load_stats.v3 import lrs_pb2_grpc
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsRequest, LoadStatsResponse
 
-from trimtab.fleet.observation import LoadReported
+from trimtab.fleet.observation import LoadReported, SignalsRead
+from xds_server.sources.orca import orca_reading
 
 _log = logging.getLogger(__name__)
 
@@ -23,13 +24,14 @@ _log = logging.getLogger(__name__)
 class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[misc]
     """Turns load reports into observations. Lives on one event loop.
 
-    `on_load` gets every report's observations at once; it must not block or raise. Clusters for which
-    `is_pool` is false are left out. `interval_s` is how often an Envoy is asked to report; it honours 0.25 s.
+    `on_load` gets all observations of a report at once: the loads, and what engines said in their answers' headers.
+    It must not block or raise. Clusters for which `is_pool` is false are left out. `interval_s` is how often an Envoy
+    is asked to report; it honours 0.25 s.
     """
 
     def __init__(
         self,
-        on_load: Callable[[Sequence[LoadReported]], None],
+        on_load: Callable[[Sequence[LoadReported | SignalsRead]], None],
         is_pool: Callable[[str], bool],
         interval_s: float = 0.25,
     ) -> None:
@@ -82,23 +84,32 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
 
     def _report(self, node: str, report: LoadStatsRequest) -> None:
         now = time.time()
-        loads = [
-            LoadReported(now, cluster.cluster_name, node, _in_flight(cluster))
-            for cluster in report.cluster_stats
-            if self._is_pool(cluster.cluster_name)
-        ]
-        if loads:
-            self._on_load(loads)
+        told: list[LoadReported | SignalsRead] = []
+        for cluster in report.cluster_stats:
+            if self._is_pool(cluster.cluster_name):
+                told.append(LoadReported(now, cluster.cluster_name, node, _in_flight(cluster)))
+                told += _readings(now, cluster)
+        if told:
+            self._on_load(told)
 
 
 def _in_flight(cluster: ClusterStats) -> dict[str, int]:
     """Requests in progress by address; endpoints that are idle may be left out."""
-    return {
-        address: stats.total_requests_in_progress
-        for locality in cluster.upstream_locality_stats
-        for stats in locality.upstream_endpoint_stats
-        if (address := _address(stats.address)) is not None
-    }
+    return {address: stats.total_requests_in_progress for address, stats in _endpoints(cluster)}
+
+
+def _readings(now: float, cluster: ClusterStats) -> Iterator[SignalsRead]:
+    """What engines told in their answers' headers."""
+    for address, stats in _endpoints(cluster):
+        if (reading := orca_reading(now, cluster.cluster_name, address, stats.load_metric_stats)) is not None:
+            yield reading
+
+
+def _endpoints(cluster: ClusterStats) -> Iterator[tuple[str, UpstreamEndpointStats]]:
+    for locality in cluster.upstream_locality_stats:
+        for stats in locality.upstream_endpoint_stats:
+            if (address := _address(stats.address)) is not None:
+                yield address, stats
 
 
 def _address(address: Address) -> str | None:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
 from trimtab.fleet.observation import (
+    SCRAPE,
     AttemptEnded,
     AttemptStarted,
     FirstToken,
@@ -78,6 +79,7 @@ class Metrics(XdsEvents):
         self._unacked: dict[str, _Turn] = {}
         self._counted: set[tuple[str, str]] = set()  # pool and name of endpoints that may have series
         self._stepped: set[str] = set()  # pools that may have series
+        self._asked: set[str] = set()  # those that may have series of queries
         self.registry = CollectorRegistry()
         self.registry.register(DecisionCollector(state))
         self._declare()
@@ -137,6 +139,14 @@ class Metrics(XdsEvents):
         """A part of the control plane failed and was caught; `part` is one of a few fixed words."""
         self._faults.labels(part).inc()
 
+    def queried(self, pool: str, signal: str, error: str) -> None:
+        """A Prometheus server was asked for a signal; `error` is "" if it answered."""
+        self._queries.labels(pool, signal).inc()
+        failed = self._query_errors.labels(pool, signal)
+        if error:
+            failed.inc()
+        self._asked.add(pool)
+
     def connected(self, node: str, variant: str) -> None:
         self._connected_at[node] = self._now()
         self._envoys.labels(variant).inc()
@@ -185,7 +195,7 @@ class Metrics(XdsEvents):
                 ttft_s = self._first_tokens.ended(seen)
             case Rejected():
                 self._rejections.labels(*where, seen.verdict).inc()
-            case SignalsRead():
+            case SignalsRead() if seen.source == SCRAPE:
                 self._scrapes.labels(*where).inc()
                 if seen.error:
                     self._scrape_errors.labels(*where).inc()
@@ -216,6 +226,10 @@ class Metrics(XdsEvents):
         for gone in self._stepped - decisions.keys():
             self._step.remove_by_labels({"pool": gone})
         self._stepped &= decisions.keys()
+        for gone in self._asked - decisions.keys():
+            for metric in (self._queries, self._query_errors):
+                metric.remove_by_labels({"pool": gone})
+        self._asked &= decisions.keys()
         for gone in self._pools.keys() - decisions.keys():
             del self._pools[gone]
 
@@ -251,6 +265,18 @@ class Metrics(XdsEvents):
             "trimtab_scrape_errors",
             "Readings of the engine's own metrics that failed.",
             endpoint,
+            registry=registry,
+        )
+        self._queries = Counter(
+            "trimtab_prometheus_queries",
+            "Questions to a Prometheus server, the failed ones too.",
+            ("pool", "signal"),
+            registry=registry,
+        )
+        self._query_errors = Counter(
+            "trimtab_prometheus_query_errors",
+            "Questions to a Prometheus server that failed.",
+            ("pool", "signal"),
             registry=registry,
         )
         self._routed = Counter(

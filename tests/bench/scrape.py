@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trimtab.fleet.observation import SignalsRead
 from trimtab.policy.model import Pool
 from trimtab.pool import EndpointSpec
-from xds_server.sources import Scraper, new_session, read_page
+from xds_server.sources import Scraper, new_session, page_names, read_page
 
 PAGE = (Path(__file__).parents[1] / "services" / "data" / "vllm_metrics_loaded.txt").read_bytes()
 ENGINES = 100
@@ -56,6 +56,7 @@ def _engine() -> Iterator[int]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         server.close()
+        loop.run_until_complete(asyncio.sleep(0.1))  # the client has left: connections end by themselves
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0))
@@ -91,7 +92,8 @@ async def _scrape(port: int, rounds: int) -> float:
 def main() -> None:
     text = PAGE.decode()
     library = _cpu_of(lambda: list(text_string_to_metric_families(text)), 20)
-    ours = _cpu_of(lambda: read_page("vllm", PAGE), 500)
+    names = page_names(Pool.model_validate({"name": "p", "endpoints": [{"address": "unused:1"}]}))
+    ours = _cpu_of(lambda: read_page(names, PAGE), 500)
     with _engine() as port:
         whole = asyncio.run(_scrape(port, rounds=5))
     print(f"a page of {len(PAGE)} bytes and {text.count(chr(10))} lines, CPU time per page")

@@ -41,7 +41,7 @@ def policy(tmp_path: Path) -> Path:
 
 def test_a_good_policy_is_ok(policy: Path) -> None:
     done = trimtab("check", str(policy))
-    assert (done.returncode, done.stdout) == (0, f"{policy}: ok: 1 pool(s), 2 endpoint(s)\n")
+    assert (done.returncode, done.stdout) == (0, f"{policy}: ok: 1 pool, 2 endpoints\n")
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,26 @@ def test_a_unix_socket_in_use_is_not_taken_over(tmp_path: Path, policy: Path) ->
         done = trimtab("serve", "-p", str(policy))
     assert done.returncode == 2
     assert f"services.xds unix:{path} cannot be bound" in done.stderr
+
+
+def test_check_takes_the_policy_as_other_commands_do(policy: Path) -> None:
+    assert trimtab("check", "-p", str(policy)).stdout == trimtab("check", str(policy)).stdout
+    for arguments in ([], [str(policy), "-p", str(policy)]):
+        done = trimtab("check", *arguments)
+        assert (done.returncode, done.stderr) == (2, "name one policy: trimtab check POLICY.yaml\n")
+
+
+def test_each_of_several_envoys_has_its_own_admin_pages(policy: Path) -> None:
+    done = trimtab("bootstrap", "-p", str(policy), "--admin", "127.0.0.1:9902")
+    bootstrap = YAML(typ="safe").load(done.stdout)
+    assert bootstrap["admin"]["address"] == {"socket_address": {"address": "127.0.0.1", "port_value": 9902}}
+    done = trimtab("bootstrap", "-p", str(policy), "--admin", "localhost:9902")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith('--admin "localhost" must be an IP address')
+
+
+def test_an_address_of_another_machine_is_said_with_its_mend(policy: Path) -> None:
+    policy.write_text(f"{POLICY}services:\n  xds: 203.0.113.9:18000\nstate_file: null\n")
+    done = trimtab("serve", "-p", str(policy))
+    assert done.returncode == 2
+    assert "services.xds 203.0.113.9:18000 cannot be bound: this machine has no such address; take one" in done.stderr

@@ -7,6 +7,7 @@ import grpc
 import grpc.aio
 
 from tests.harness import until
+from trimtab.fleet.observation import LoadReported, SignalsRead
 from trimtab.policy.model import split_host_port
 from xds_server.ads import AdsService
 from xds_server.assignment import EndpointWeight, build_assignment
@@ -31,11 +32,12 @@ class ControlPlane(XdsEvents):
         self._cache.publish(self._resources)
         self._awaited: list[str] = []
         self.refusals: list[str] = []
+        self.loads: list[LoadReported | SignalsRead] = []
 
     @asynccontextmanager
     async def serving(self, address: str) -> AsyncIterator[None]:
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        ads, lrs = AdsService(self._cache, self), LrsService(lambda observations: None, is_pool=lambda name: False)
+        ads, lrs = AdsService(self._cache, self), LrsService(self.loads.extend, is_pool=lambda name: True)
         ads.add_to(server)
         lrs.add_to(server)
         server.add_insecure_port(address)

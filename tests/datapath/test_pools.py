@@ -118,7 +118,7 @@ async def test_a_model_that_nobody_serves_is_not_found(rig: Rig, model: str) -> 
     assert answer.headers["x-trimtab-reason"] == "unknown-model"
     assert json.loads(answer.body) == {
         "error": {
-            "message": f"The model `{model}` does not exist.",
+            "message": f"The model `{model}` does not exist. GET /v1/models lists what there is.",
             "type": "NotFoundError",
             "param": "model",
             "code": 404,
@@ -130,13 +130,14 @@ async def test_a_model_that_nobody_serves_is_not_found(rig: Rig, model: str) -> 
     "request_",
     [
         {"method": "GET", "path": "/health"},
-        {"method": "POST", "path": "/v1/chat/completions", "json": {}},
+        {"method": "GET", "path": "/health", "headers": JSON},
         {"method": "POST", "path": "/v1/chat/completions", "data": b"{"},
-        {"method": "POST", "path": "/v1/chat/completions", "data": b"", "headers": JSON},
-        {"method": "POST", "path": "/v1/chat/completions", "data": b"[1]", "headers": JSON},
+        {"method": "POST", "path": "/v1/chat/completions", "data": b"{}"},
+        {"method": "POST", "path": "/v1/x", "data": b""},
+        {"method": "DELETE", "path": "/v1/x", "json": {}},
         {"method": "POST", "path": "/v1/audio/transcriptions", "data": aiohttp.FormData({"model": "qwen"})},
     ],
-    ids=["health", "no model", "not said to be JSON", "no body", "list", "form"],
+    ids=["health", "health, as the openai library asks", "half", "not said to be JSON", "no body", "DELETE", "form"],
 )
 async def test_a_request_without_a_readable_model_goes_to_the_first_pool(rig: Rig, request_: dict[str, Any]) -> None:
     assert served_by(await rig.ask(**request_)) == "llama"
@@ -150,6 +151,22 @@ async def test_json_that_cannot_be_read_is_given_to_no_pool_by_chance(rig: Rig, 
     error = json.loads(answer.body)["error"]
     assert (error["type"], error["code"], error["param"]) == ("BadRequestError", 400, None)
     assert "an integer from 2^63" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"prompt": "x"}', b'{"model": null}', b"[1]", b""], ids=["prompt", "null", "list", "nothing"]
+)
+async def test_json_without_a_model_is_given_to_no_pool_by_chance(rig: Rig, body: bytes) -> None:
+    answer = await rig.ask("POST", "/v1/completions", data=body, headers=JSON)
+    assert (answer.status, answer.headers["x-trimtab-reason"]) == (400, "model-missing")
+    assert json.loads(answer.body) == {
+        "error": {
+            "message": "`model` is missing: say which one the request is for. GET /v1/models lists what there is.",
+            "type": "BadRequestError",
+            "param": "model",
+            "code": 400,
+        }
+    }
 
 
 async def test_the_models_of_all_pools_are_listed_here(rig: Rig) -> None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tests.heart.scene import A, B, Scene, answered, ended, failed, read, rejected, started, stream_read, token
-from trimtab.fleet.observation import Signals, Verdict
+from trimtab.fleet.observation import Verdict
 from trimtab.fleet.pace import Pace
 from trimtab.fleet.snapshot import EndpointView
 
@@ -122,13 +122,13 @@ class TestTokens:
 class TestRates:
     def test_tokens_by_the_counter(self) -> None:
         scene = Scene()
-        for second in range(20):
-            scene.see(read(1000.0 + second, generated_tokens=400.0 * min(second, 10)))
-            if second == 10:
+        for second in range(40):
+            scene.see(read(1000.0 + second, generated_tokens=400.0 * min(second, 20)))
+            if second == 20:
                 assert scene.view().tokens_per_s == pytest.approx(400.0)
         view = scene.view()
         assert view.tokens_per_s == pytest.approx(0.0), "known to be idle, not unknown"
-        assert view.tokens_per_s_best == pytest.approx(400.0, rel=0.02)
+        assert view.tokens_per_s_best == pytest.approx(400.0, rel=0.04)
         assert view.preemptions_per_s is None
 
     def test_a_moment_is_no_sustained_rate(self) -> None:
@@ -136,15 +136,15 @@ class TestRates:
         scene.see(read(1000.0, generated_tokens=0), read(1001.0, generated_tokens=5000))
         view = scene.view()
         assert (view.tokens_per_s, view.tokens_per_s_best) == (5000.0, None)
-        scene.see(*(read(1001.0 + n, generated_tokens=5000) for n in range(1, 5)))
-        assert scene.view().tokens_per_s_best == pytest.approx(1250.0, rel=0.01)
+        scene.see(*(read(1001.0 + n, generated_tokens=5000) for n in range(1, 8)))
+        assert scene.view().tokens_per_s_best == pytest.approx(625.0, rel=0.01)
 
     def test_a_counter_that_has_gone_silent_is_unknown(self) -> None:
         scene = Scene(signals={"stale_after_s": 5})
         for second in range(10):
             scene.see(read(1000.0 + second, generated_tokens=100.0 * second, preemptions=second // 5))
         assert scene.view().tokens_per_s == pytest.approx(100.0)
-        assert scene.view().preemptions_per_s == pytest.approx(1 / 5, rel=0.3)
+        assert scene.view().preemptions_per_s == pytest.approx(1 / 9)
         scene.now += 5.1
         view = scene.view()
         assert (view.tokens_per_s, view.preemptions_per_s) == (None, None)
@@ -152,10 +152,10 @@ class TestRates:
 
     def test_the_best_fades_slowly_and_survives_a_restart_of_ours(self) -> None:
         scene = Scene([A])
-        scene.see(*(read(1000.0 + n, generated_tokens=100.0 * n) for n in range(10)))
+        scene.see(*(read(1000.0 + n, generated_tokens=100.0 * n) for n in range(11)))
         scene.step()
         later = Scene([A], now=1300.0, memory=scene.controller.remember(1010.0))
-        assert later.view().tokens_per_s_best == pytest.approx(100.0 * 0.5 ** (291 / 600), rel=0.01)
+        assert later.view().tokens_per_s_best == pytest.approx(100.0 * 0.5 ** (290 / 600), rel=0.01)
         assert later.view().tokens_per_s is None
 
     def test_without_a_counter_the_streams_tell(self) -> None:
@@ -223,7 +223,6 @@ def test_memory_is_constant() -> None:
             pace.sent(at, number)
             pace.spoke(at, random.random())
             pace.decoded(at, [random.random() for _ in range(8)])
-            pace.read(at, Signals(generated_tokens=number, preemptions=number))
             if number % 10 == 0:
                 pace.decoding(at, 9)
                 pace.ttft_p99_s(at)

@@ -103,6 +103,17 @@ def test_a_silent_endpoint_gets_no_more_than_its_floor() -> None:
     assert scores[A].breakdown["silence"] > 80
 
 
+def test_one_huge_request_does_not_send_work_to_a_silent_endpoint() -> None:
+    law = PredictedTtft(PredictedTtftPolicy())
+
+    def judge(sent: int, at: float) -> float:
+        silent = EndpointView(A, "a", 1, in_flight=1, awaiting_token=1, oldest_wait_s=10, prompt_bytes_sent=sent)
+        return law.judge(snapshot(silent, EndpointView(B, "b", 1)), at)[A].share
+
+    judge(0, 100.0)
+    assert judge(5_000_000, 100.1) == pytest.approx(0.002, rel=0.01)
+
+
 def test_nothing_is_poured_over_an_endpoint_that_takes_no_work() -> None:
     law = PredictedTtft(PredictedTtftPolicy())
     busy = EndpointView(B, "b", 1, outstanding_prompt_bytes=40_000, in_flight=5)
@@ -145,12 +156,45 @@ class TestTries:
         self.teach(law, A, 0.1, 3, at=106.7)
         assert self.shares(law, 106.8)[0] > 0.9, "it is the idle one, and as fast as it was"
 
+    def test_it_was_quick_for_a_few_answers_only(self) -> None:
+        law = PredictedTtft(PredictedTtftPolicy())
+        self.shares(law, 100.0)
+        self.teach(law, B, 0.1, 10, at=100.0)
+        self.teach(law, A, 0.1, 10, at=100.0)
+        self.teach(law, A, 3.0, 10, at=101.0)
+        assert self.shares(law, 106.1)[0] == pytest.approx(0.5)
+
+    def test_one_whose_last_client_gave_up_is_tried(self) -> None:
+        law = PredictedTtft(PredictedTtftPolicy())
+        self.shares(law, 100.0)
+        for endpoint in (A, B):
+            self.teach(law, endpoint, 0.1, 50, at=100.0)
+        views = (EndpointView(A, "a", 1, oldest_wait_s=0.6), EndpointView(B, "b", 1))
+        assert law.judge(snapshot(*views), 104.9)[A].share < 0.01
+        assert law.judge(snapshot(*views), 105.1)[A].share == pytest.approx(0.5)
+
     def test_one_that_was_always_slow_is_not_tried(self) -> None:
         law = PredictedTtft(PredictedTtftPolicy())
         self.shares(law, 100.0)
         self.teach(law, A, 1.0, 50, at=100.0)
         self.teach(law, B, 0.1, 50, at=100.0)
         assert self.shares(law, 200.0)[0] < 0.2
+
+
+def test_a_cost_that_cannot_be_told_does_not_make_an_endpoint_look_endless() -> None:
+    """Alike prompts leave open which of the two costs explains them: here A's prompts came to look free."""
+    law = PredictedTtft(PredictedTtftPolicy())
+    views = (EndpointView(A, "a", 4), EndpointView(B, "b", 10))
+    law.judge(snapshot(*views), 100.0)
+    for number in range(400):
+        in_flight = 1 + number % 60
+        law.learn(TokenSample(A, 100.0, 0.09 * in_flight, 1320, 1320, in_flight))
+        law.learn(TokenSample(B, 100.0, 0.045, 1320, 1320 * in_flight, in_flight))
+    for _ in range(30):
+        law.learn(TokenSample(A, 101.0, 0.09, 1320, 1320, 1))
+        law.learn(TokenSample(B, 101.0, 0.045, 1320, 1320, 1))
+    scores = law.judge(snapshot(*views), 102.0)
+    assert scores[B].share > 0.6
 
 
 def test_the_power_form_prefers_what_is_sooner() -> None:

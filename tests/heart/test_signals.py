@@ -1,11 +1,13 @@
 """What engines say of themselves: UNKNOWN is a value, and a restart is a new endpoint."""
 
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
 
 from tests.heart.scene import A, B, Scene, answered, failed, read, rejected
-from trimtab.fleet.observation import Signals
+from trimtab.fleet.observation import Signals, SignalsRead
+from trimtab.fleet.readings import Origin
 from trimtab.pool import State
 
 
@@ -117,3 +119,57 @@ def test_a_cool_down_ends_with_the_process_that_asked_for_it() -> None:
     scene.see(read(1001.0, process_start=1000.5))
     scene.step()
     assert scene.at().takes_work
+
+
+def test_a_view_says_where_each_signal_was_read_and_why_others_are_unknown() -> None:
+    scene = Scene(signals={"stale_after_s": 5})
+    assert set(scene.view().signals_unknown.values()) == {"not read yet"}
+    scene.see(read(1000.0, error="refused"))
+    assert scene.view().signals_unknown["waiting"] == "refused"
+    scene.see(replace(read(1001.0, waiting=3), origins={"waiting": "queue"}, unknown={"running": "not on the page"}))
+    assert scene.view().signal_origins == {"waiting": Origin("scrape", "queue", 1001.0)}
+    assert scene.view().signals_unknown["running"] == "not on the page"
+    scene.see(read(1006.0, error="refused"))
+    scene.now = 1006.5
+    assert scene.view().signal_origins == {}
+    assert scene.view().signals_unknown["waiting"] == "the last reading is too old: refused"
+
+
+def test_sources_do_not_replace_each_others_readings() -> None:
+    """Of what both know the fresher counts, and what one lacks the other gives."""
+    scene = Scene()
+    scene.see(replace(read(1000.0, waiting=3, kv_usage=0.5), origins={"waiting": "queue", "kv_usage": "kv"}))
+    told = replace(read(1001.0, waiting=9, max_model_len=4096), source="header")
+    scene.see(replace(told, origins={"waiting": "w", "max_model_len": "m"}))
+    view = scene.view()
+    assert (view.signals.waiting, view.signals.kv_usage, view.signals.max_model_len) == (9, 0.5, 4096)
+    assert {name: origin.source for name, origin in view.signal_origins.items()} == {
+        "waiting": "header",
+        "kv_usage": "scrape",
+        "max_model_len": "header",
+    }
+    scene.see(read(1002.0, waiting=4))
+    assert (scene.view().signals.waiting, scene.view().signals.kv_usage) == (4, None)
+
+
+def test_counters_of_two_sources_are_no_restart() -> None:
+    scene = Scene()
+    scene.see(read(1000.0, generated_tokens=500))
+    scene.see(replace(read(1001.0, generated_tokens=400), source="header"))
+    scene.see(read(1002.0, generated_tokens=510))
+    assert scene.view().id.incarnation == 0
+
+
+def test_a_counter_in_another_place_is_no_restart() -> None:
+    scene = Scene()
+
+    def counted(at: float, tokens: float, place: str) -> SignalsRead:
+        return replace(read(at, generated_tokens=tokens), origins={"generated_tokens": place})
+
+    scene.see(counted(1000.0, 500, "tokens"), counted(1001.0, 100, 'tokens where model_name="a"'))
+    assert scene.view().id.incarnation == 0
+    scene.see(counted(1001.5, 700, "tokens"))
+    assert scene.view().tokens_per_s is None
+    scene.see(counted(1001.7, 100, 'tokens where model_name="a"'))
+    scene.see(counted(1002.0, 50, 'tokens where model_name="a"'))
+    assert scene.view().id.incarnation == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trimtab.fleet.averages import FadingMean, FadingPeak
 from trimtab.fleet.quantile import SlidingQuantile
-from trimtab.fleet.windows import BurstFilter, CounterRate, Window
+from trimtab.fleet.windows import BurstFilter, Lookback, Window
 
 SAMPLES = st.lists(st.tuples(st.floats(0, 20), st.floats(0, 1000)), min_size=1, max_size=80)
 
@@ -103,34 +103,29 @@ class TestBursts:
             assert silent < 5
 
 
-class TestCounters:
-    def test_a_rate_needs_two_readings(self) -> None:
-        rate = CounterRate(5.0)
-        assert (rate.per_s, rate.covered_s, bool(rate)) == (None, 0.0, False)
-        rate.add(10.0, 1000.0)
-        assert (rate.per_s, bool(rate)) == (None, True)
-        rate.add(11.0, 1300.0)
-        assert (rate.per_s, rate.covered_s) == (300.0, 1.0)
+class TestLookback:
+    def test_the_first_reading_has_nothing_before_it(self) -> None:
+        readings = Lookback[float](6.0)
+        assert readings.add(10.0, 1000.0) is None
+        assert readings.add(11.0, 1300.0) == (1.0, 1000.0)
 
     def test_it_is_of_the_last_seconds(self) -> None:
-        rate, count = CounterRate(5.0), 0.0
-        for second in range(60):
-            count += 100.0 if second < 30 else 700.0
-            rate.add(float(second), count)
-        assert (rate.per_s, rate.covered_s) == (700.0, 5.0)
+        readings = Lookback[float](6.0)
+        earlier = [readings.add(float(second), second * 10.0) for second in range(60)]
+        assert earlier[-1] == (6.0, 530.0)
 
     def test_readings_that_are_rare_are_used_in_pairs(self) -> None:
-        rate = CounterRate(5.0)
-        for second in (0, 60, 120):
-            rate.add(float(second), 10.0 * second if second < 120 else 600.0 + 60 * 30)
-        assert rate.per_s == 30.0
+        readings = Lookback[str](6.0)
+        assert [readings.add(at, str(at)) for at in (0.0, 60.0, 120.0)] == [None, (60.0, "0.0"), (60.0, "60.0")]
 
-    def test_readings_that_are_frequent_are_thinned(self) -> None:
-        rate = CounterRate(5.0)
+    def test_readings_that_are_frequent_are_thinned_but_the_newest_counts(self) -> None:
+        readings, kept = Lookback[int](6.0), set()
         for number in range(10_000):
-            rate.add(number * 0.01, number * 3.0)
-        assert rate.per_s == pytest.approx(300.0)
-        assert 5.0 <= rate.covered_s < 6.0
+            seconds, reading = readings.add(number * 0.01, number) or (0.0, 0)
+            assert seconds == pytest.approx((number - reading) * 0.01)
+            assert number < 600 or 6.0 <= seconds + 1e-9 < 7.1
+            kept.add(reading)
+        assert len(kept) < 200
 
 
 class TestFading:

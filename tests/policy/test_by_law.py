@@ -57,9 +57,13 @@ def test_a_law_in_python() -> None:
         (
             "{law: reciprocal, queue_max: 1}",
             "queue_max",
-            "unknown key here: it belongs to pools[].scoring (law: health)",
+            "unknown key here: it belongs to pools[].scoring (law: health); move it there, or remove it",
         ),
-        ("{gap_slo_ms: 1}", "gap_slo_ms", "unknown key here: it belongs to pools[].scoring (law: decode_p99)"),
+        (
+            "{gap_slo_ms: 1}",
+            "gap_slo_ms",
+            "unknown key here: it belongs to pools[].scoring (law: decode_p99); move it there, or remove it",
+        ),
         (
             "{law: linear, kv_weight: 0.5}",
             "kv_weight",

@@ -7,7 +7,7 @@ from tests.policy.example import EVERY_LAW, EXAMPLE
 from trimtab.policy import parse_policy
 from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.document import Document
-from trimtab.policy.model import Pool, Rejections
+from trimtab.policy.model import Pool, Rejections, SignalSources
 from trimtab.policy.schema import Section, sections
 from trimtab.scoring import BlendPolicy, default_scoring
 
@@ -41,8 +41,9 @@ def test_what_is_switched_off_are_the_defaults(text: str) -> None:
     for pool in full.pools:
         samples_of_a_law = {"terms": pool.scoring.terms} if isinstance(pool.scoring, BlendPolicy) else {}
         assert pool.scoring == type(pool.scoring)(**samples_of_a_law)
-    listed = [pool for pool in full.pools if pool.discovery is None]
-    pools = tuple(pool.model_copy(update={"scoring": default_scoring()}) for pool in listed)
+    first, *others = (pool for pool in full.pools if pool.discovery is None)
+    first = first.model_copy(update={"signals": SignalSources()})
+    pools = tuple(pool.model_copy(update={"scoring": default_scoring()}) for pool in (first, *others))
     samples = {"rejections": Rejections(), "pools": pools}
 
     assert full.state_file == "auto"

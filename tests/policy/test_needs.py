@@ -3,6 +3,8 @@
 import pytest
 
 from trimtab.policy import PolicyError, needs, parse_policy
+from trimtab.policy.engines import engine_tables
+from trimtab.policy.prometheus import bundled_queries
 from trimtab.scoring import Need
 
 
@@ -20,6 +22,7 @@ def unmet(scoring: str, *lines: str) -> list[str]:
 NO_METRICS = "  signals: {scrape: false}"
 NO_STREAMS = "ext_proc: {full_stream_percent: 0}"
 NO_TOKENS = "ext_proc: {sample_percent: 0}"
+ASK = "ask Prometheus for {} in signals.prometheus"
 
 
 @pytest.mark.parametrize(
@@ -29,42 +32,132 @@ def test_what_is_seen_of_attempts_is_always_there(law: str) -> None:
     assert unmet(f"law: {law}", NO_METRICS, NO_TOKENS) == []
 
 
+def missing(law: str, need: str, *mends: str) -> list[str]:
+    return [f"{law} needs {need}, which no source of this pool has: {', or '.join((*mends, 'choose another law'))}"]
+
+
 @pytest.mark.parametrize("law", ["linear", "fused", "middleware"])
 def test_metrics_are_needed(law: str) -> None:
     assert unmet(f"law: {law}") == []
-    assert unmet(f"law: {law}", NO_METRICS) == [
-        f"{law} needs kv_usage, which comes from the metrics of vllm: set signals.scrape to true"
-    ]
+    assert unmet(f"law: {law}", NO_METRICS) == missing(
+        law,
+        "kv_usage",
+        "set signals.scrape to true",
+        "set signals.orca to true",
+        "ask Prometheus for kv_usage in signals.prometheus",
+    )
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["  signals: {scrape: false, orca: true}"],
+        ["  signals: {scrape: false, prometheus: {url: 'http://p:9090'}}"],
+        ["  engine: triton"],
+        ["  engine: custom", "  signals: {names: {kv_usage: cache / 100}}"],
+        ["  engine: ray-serve", "  signals: {names: {kv_usage: vllm_cache}}"],
+        ["  engine: ollama", "  signals: {prometheus: {url: 'http://p:9090', queries: {kv_usage: up}}}"],
+    ],
+    ids=["headers", "Prometheus", "another engine", "custom names", "added names", "a query of one's own"],
+)
+def test_any_source_will_do(lines: list[str]) -> None:
+    assert unmet("law: linear", *lines) == []
+
+
+@pytest.mark.parametrize(
+    ("scoring", "lines", "said"),
+    [
+        ("law: linear", ["  engine: ollama"], missing("linear", "kv_usage", ASK.format("kv_usage"))),
+        (
+            "law: linear",
+            ["  engine: custom", "  signals: {names: {waiting: queue}}"],
+            missing(
+                "linear",
+                "kv_usage",
+                "name its metric in signals.names.kv_usage",
+                "set signals.orca to true",
+                ASK.format("kv_usage"),
+            ),
+        ),
+        (
+            "law: middleware",
+            ["  engine: ray-serve"],
+            missing("middleware", "kv_usage", "name its metric in signals.names.kv_usage", ASK.format("kv_usage")),
+        ),
+        (
+            "law: blend, terms: [{reading: preemptions_per_s, bad: 1}, {reading: waiting, bad: 9}]",
+            ["  engine: triton"],
+            missing("blend", "preemptions", ASK.format("preemptions_per_s")),
+        ),
+        (
+            "law: linear",
+            ["  engine: tgi", "  signals: {prometheus: {url: 'http://p:9090'}}"],
+            missing("linear", "kv_usage", ASK.format("kv_usage")),
+        ),
+        (
+            "law: linear",
+            ["  signals: {scrape: false, prometheus: {url: 'http://p:9090', bundled: false}}"],
+            missing(
+                "linear",
+                "kv_usage",
+                "set signals.scrape to true",
+                "set signals.orca to true",
+                ASK.format("kv_usage"),
+            ),
+        ),
+    ],
+    ids=[
+        "no metrics",
+        "custom without it",
+        "ray-serve",
+        "triton",
+        "neither page nor queries",
+        "queries that are left out",
+    ],
+)
+def test_what_is_missing_is_said_with_every_mend(scoring: str, lines: list[str], said: list[str]) -> None:
+    assert unmet(scoring, *lines) == said
+
+
+@pytest.mark.parametrize("law", ["linear", "fused", "middleware"])
+def test_a_term_that_is_left_out_needs_nothing(law: str) -> None:
+    rest = {"linear": "ttft_weight: 0.8", "fused": "ttft_weight: 0.8", "middleware": "queue_weight: 1"}[law]
+    assert unmet(f"law: {law}, kv_weight: 0, {rest}", "  engine: ray-serve") == []
 
 
 @pytest.mark.parametrize(("off", "share"), [(NO_STREAMS, "full_stream_percent"), (NO_TOKENS, "sample_percent")])
-def test_streams_that_are_read_to_their_end_are_needed(off: str, share: str) -> None:
-    assert unmet("law: decode_p99", NO_METRICS) == []
-    assert unmet("law: decode_p99", off) == [
-        "decode_p99 needs inter_token, which comes from streams that are read to their end: "
-        f"set ext_proc.{share} above 0"
-    ]
+def test_gaps_between_tokens_come_from_streams_or_from_the_engines_histogram(off: str, share: str) -> None:
+    assert unmet("law: decode_p99", NO_METRICS) == unmet("law: decode_p99", off) == []
+    for engine in ("llamacpp", "ollama"):
+        assert unmet("law: decode_p99", f"  engine: {engine}", off) == missing(
+            "decode_p99", "inter_token", f"set ext_proc.{share} above 0"
+        )
 
 
 def test_one_source_of_two_will_do() -> None:
     assert unmet("law: throughput", NO_METRICS) == unmet("law: throughput", NO_STREAMS) == []
-    (message,) = unmet("law: throughput", NO_METRICS, NO_STREAMS)
-    assert "from the metrics of vllm or from streams that are read to their end" in message
+    assert unmet("law: throughput", NO_METRICS, NO_STREAMS) == missing(
+        "throughput",
+        "tokens_per_s",
+        "set signals.scrape to true",
+        ASK.format("tokens_per_s"),
+        "set ext_proc.full_stream_percent above 0",
+    )
 
 
 def test_a_blend_needs_what_its_terms_read() -> None:
     blend = "law: blend, terms: [{reading: kv_usage, bad: 1}, {reading: inter_token_ms, bad: 90}]"
-    assert unmet(blend) == []
-    assert len(unmet(blend, NO_METRICS)) == len(unmet(blend, NO_STREAMS)) == 1
+    assert unmet(blend) == unmet(blend, NO_STREAMS) == []
+    assert len(unmet(blend, NO_METRICS)) == 1
     assert len(unmet(blend, NO_METRICS, NO_STREAMS)) == 2
 
 
-def test_an_engine_whose_metrics_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "_signals", lambda: {"vllm": frozenset({"waiting"})})
-    assert unmet("law: middleware") == [
-        "middleware needs kv_usage, which the metrics of vllm do not tell: choose another law"
-    ]
-    assert unmet("law: throughput") == []
+@pytest.mark.parametrize("engine", bundled_queries().engines)
+def test_bundled_queries_give_what_the_page_gives(engine: str) -> None:
+    """With Prometheus in place of the page no law is refused that the page would do for."""
+    queries = bundled_queries().engines[engine]
+    told = {need for need, signal in needs._ON_THE_PAGE.items() if getattr(engine_tables()[engine], signal)}
+    assert {needs._ASKED[need] for need in told & set(needs._ASKED)} <= set(queries)
 
 
 def test_every_need_has_a_source() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.scoring.laws import LAWS
 from trimtab.fleet.observation import Signals
+from trimtab.fleet.queried import CustomReading
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.scoring import (
     Blend,
@@ -344,6 +345,17 @@ class TestBlend:
         for by_capacity, shares in ((True, [5, 1]), (False, [0.5, 1])):
             said = judged(Blend(BlendPolicy(terms=terms, by_capacity=by_capacity)), *seen)
             assert [score.share for score in said] == pytest.approx(shares)
+
+    def test_a_custom_signal_that_is_unknown_is_left_out(self) -> None:
+        heat = BlendTerm(custom="heat", weight=3, good=50, bad=90)
+        terms = (heat, BlendTerm(reading=Reading.KV_USAGE, bad=1))
+        known = view(signals={"kv_usage": 0.5}, custom={"heat": CustomReading(70.0, 1000.0)})
+        assert self.score(known, *terms).breakdown == pytest.approx({"heat": 37.5, "kv_usage": 12.5})
+        for custom in ({}, {"heat": CustomReading(None, 900.0, "its newest sample is too old")}):
+            unknown = view(signals={"kv_usage": 0.5}, custom=custom)
+            assert heat.loss(unknown) is None
+            assert self.score(unknown, *terms).breakdown == pytest.approx({"kv_usage": 50})
+            assert self.score(unknown, heat).score == 100
 
     @pytest.mark.parametrize("reading", Reading)
     def test_every_reading_is_read(self, reading: Reading) -> None:

@@ -1,7 +1,7 @@
-"""A Kubernetes API server for tests: lists and watches of one namespace, as the real one answers them.
+"""A Kubernetes API server for tests: lists and watches of one namespace, after the documentation of the API.
 
-Versions, bookmarks, 410 for what was compacted, 401 and 403 with the real one's Status objects. The objects have the
-fields that a v1.31 server sent for a Deployment of vLLM, cut to those that matter and some that must be ignored.
+Versions, bookmarks, 410 for what was compacted, 401 and 403 with Status objects. The manifests are written by hand
+after the API's reference, with the fields that matter and some that must be ignored: none is captured from a cluster.
 """
 
 import asyncio

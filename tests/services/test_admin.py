@@ -10,7 +10,10 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.services.made import decision, endpoint
-from trimtab.fleet.observation import Signals
+from trimtab.fleet.observation import Adapters, Signals
+from trimtab.fleet.queried import CustomReading
+from trimtab.fleet.rates import Spread
+from trimtab.fleet.readings import Origin
 from trimtab.fleet.snapshot import EndpointView
 from trimtab.policy.model import Policy
 from trimtab.pool import EndpointDecision, PoolDecision, State
@@ -89,8 +92,13 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                 reason="the score was 40 a second ago",
                 ttft_s=0.4,
                 in_flight=3,
-                signals=Signals(waiting=2, kv_usage=0.5),
+                signals=Signals(waiting=2, kv_usage=0.5, adapters=Adapters(("sql",), (), 4)),
                 signals_age_s=0.25,
+                signals_unknown={"running": "vllm:num_requests_running is not on the page"},
+                signal_origins={"waiting": Origin("scrape", "vllm:num_requests_waiting", 1009.0)},
+                custom={"heat": CustomReading(71.5, 1008.0)},
+                tokens_per_s=12.5,
+                engine_ttft_s=Spread(4, 0.5, 0.4, 0.9),
             ),
         ),
         changed=False,
@@ -125,9 +133,13 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "ttft_p99_s": None,
                         "inter_token_s": None,
                         "inter_token_p99_s": None,
-                        "tokens_per_s": None,
+                        "tokens_per_s": 12.5,
                         "tokens_per_s_best": None,
+                        "prompt_tokens_per_s": None,
                         "preemptions_per_s": None,
+                        "prefix_hit_rate": None,
+                        "engine_ttft_s": {"count": 4, "mean": 0.5, "p50": 0.4, "p99": 0.9},
+                        "engine_inter_token_s": None,
                         "prompt_bytes_mean": None,
                         "prompt_bytes_std": None,
                         "failures_in_row": 0,
@@ -147,8 +159,19 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                             "generated_tokens": None,
                             "preemptions": None,
                             "process_start": None,
+                            "prompt_tokens": None,
+                            "prefix_queries": None,
+                            "prefix_hits": None,
+                            "prefix_hit_rate": None,
+                            "max_model_len": None,
+                            "adapters": {"running": ["sql"], "waiting": [], "slots": 4},
                         },
                         "signals_age_s": 0.25,
+                        "signals_unknown": {"running": "vllm:num_requests_running is not on the page"},
+                        "signal_origins": {
+                            "waiting": {"source": "scrape", "metric": "vllm:num_requests_waiting", "at": 1009.0}
+                        },
+                        "custom": {"heat": {"value": 71.5, "at": 1008.0, "why": ""}},
                     }
                 ],
             }

@@ -52,7 +52,7 @@ async def test_what_a_pod_says(api: KubernetesApi) -> None:
     await api.put("pods", pod("a", "10.0.0.1", uid="u1", gpu="h100", capacity="2.5"))
     await api.put("pods", pod("b", "fd00::1", capacity="lots"))
     one, two = await found(api, selector="app=vllm")
-    labels = {"app": "vllm", "gpu": "h100", "capacity": "2.5", "node": "gpu-node-1"}
+    labels = {"pod": "a", "app": "vllm", "gpu": "h100", "capacity": "2.5", "node": "gpu-node-1"}
     assert one == EndpointSpec("10.0.0.1:8000", "a", 2.5, labels, uid="u1")
     assert (two.address, two.capacity) == ("[fd00::1]:8000", None)
     assert api.requests[0] == ("list", "pods", "app=vllm")
@@ -61,7 +61,7 @@ async def test_what_a_pod_says(api: KubernetesApi) -> None:
 async def test_what_a_slice_says(api: KubernetesApi) -> None:
     await api.put("endpointslices", endpoint_slice("s", endpoint("a", "10.0.0.1", uid="u1")))
     (one,) = await found(api)
-    assert one == EndpointSpec("10.0.0.1:8000", "a", None, {"node": "gpu-node-1", "zone": "z1"}, uid="u1")
+    assert one == EndpointSpec("10.0.0.1:8000", "a", None, {"pod": "a", "node": "gpu-node-1", "zone": "z1"}, uid="u1")
     assert api.requests[0] == ("list", "endpointslices", "kubernetes.io/service-name=vllm")
 
 
@@ -353,7 +353,7 @@ async def test_in_the_cluster(api: KubernetesApi, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     monkeypatch.setattr(from_kubernetes, "_cluster_api", lambda: api.url)
-    monkeypatch.setattr(from_kubernetes, "trust", lambda ca_file, skip_verify: False)
+    (tmp_path / "ca.crt").write_bytes((Path(__file__).parent / "data" / "tls" / "ca.pem").read_bytes())
     (tmp_path / "namespace").write_text("llm")
     (tmp_path / "token").write_text("sesame")
     api.token = "sesame"

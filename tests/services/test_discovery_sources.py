@@ -61,6 +61,10 @@ async def why_not(section: dict[str, Any]) -> str:
             "- address: a:1\n- address: A:1\n",
             '2:12: [1].address: "A:1" is already endpoints[0] of this pool; remove one',
         ),
+        (
+            "- address: a:1\n  capacity:\n",
+            "2:3: [0].capacity: has no value: write null, or leave the key out for the default",
+        ),
         ("", "1:1: the file is empty: it must be a list of endpoints (- address: 10.0.0.11:8000), or [] for none"),
         (
             "version: 1\n",
@@ -203,7 +207,9 @@ async def test_a_server_that_is_silent_or_not_there(tmp_path: Path) -> None:
 
     async with http_server(silent) as url:
         assert await why_not({"http": {"url": url, "timeout_s": 0.1}}) == "no whole answer within 0.1 s"
-    assert "Cannot connect" in await why_not({"http": {"url": url}})
+    assert await why_not({"http": {"url": url}}) == f"{url}: no connection: Connection refused"
+    lost = "http://engines.invalid/sd"
+    assert (await why_not({"http": {"url": lost}})).startswith(f"{lost}: engines.invalid does not resolve: ")
 
 
 async def test_what_targets_say() -> None:

@@ -22,8 +22,10 @@ from trimtab.fleet.observation import (
     SignalsRead,
     Verdict,
 )
+from trimtab.fleet.rates import Spread
 from trimtab.policy.model import Policy
 from trimtab.pool import PoolDecision, State
+from xds_server.discovery import DiscoveryCollector, SourceStatus
 from xds_server.metrics import Metrics
 from xds_server.snapshot import TypeUrl
 from xds_server.state import AdminState
@@ -83,7 +85,15 @@ def attempt(
 
 def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
     """One of everything."""
-    full = Signals(waiting=7, running=16, kv_usage=0.91, generated_tokens=1e6, preemptions=2, process_start=5)
+    full = Signals(
+        waiting=7,
+        running=16,
+        kv_usage=0.91,
+        generated_tokens=1e6,
+        preemptions=2,
+        process_start=5,
+        max_model_len=8192,
+    )
     state.decisions["chat"] = PoolDecision(
         "chat",
         999.9,
@@ -112,6 +122,11 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
                 error_share=0.02,
                 signals=full,
                 signals_age_s=0.3,
+                prompt_tokens_per_s=4096.0,
+                preemptions_per_s=0.0,
+                prefix_hit_rate=0.25,
+                engine_ttft_s=Spread(40, 0.4, 0.3, 1.9),
+                engine_inter_token_s=Spread(8000, 0.02, 0.018, 0.075),
             ),
             endpoint(
                 "[2001:db8::1]:8000",
@@ -152,6 +167,8 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
     metrics.observer("ext-proc-1", 1.5, 40, 3, 2)
     metrics.watch_share(25)
     metrics.fault("step")
+    source = SourceStatus("http", 2, clock.at - 10, clock.at - 5, "HTTP 503", 3)
+    metrics.registry.register(DiscoveryCollector(lambda: {"chat": source}, now=clock))
 
 
 async def test_golden_page(state: AdminState, metrics: Metrics, clock: Clock) -> None:
@@ -354,3 +371,10 @@ async def test_a_thousand_endpoints(state: AdminState, metrics: Metrics) -> None
     text = await page(metrics)
     assert text.count("\ntrimtab_endpoint_weight{") == 1000
     assert text.count("\ntrimtab_ttft_seconds_count{") == 1000
+
+
+async def test_only_readings_of_pages_are_scrapes(state: AdminState, metrics: Metrics) -> None:
+    state.decisions["chat"] = decision("chat", 1.0, "a:80")
+    metrics.observe([SignalsRead(1.0, "chat", "10.0.0.1:80", Signals(waiting=1))])
+    metrics.observe([SignalsRead(1.0, "chat", "10.0.0.1:80", Signals(waiting=1), source="orca")])
+    assert (await values(metrics))['trimtab_scrapes_total{endpoint="a:80",pool="chat"}'] == 1

@@ -6,9 +6,12 @@ import gzip
 import logging
 import random
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -16,10 +19,11 @@ from aiohttp import web
 
 from tests.services.conftest import until
 from trimtab.fleet.observation import Signals, SignalsRead
-from trimtab.policy.model import Pool
+from trimtab.policy.model import Pool, ScrapeTls
 from trimtab.pool import EndpointSpec
 from xds_server.sources import MAX_PAGE_BYTES, Scraper, new_session
 
+TLS = Path(__file__).parent / "data" / "tls"
 PAGE = b"vllm:num_requests_waiting 3\n"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -28,20 +32,20 @@ async def good(request: web.Request) -> web.Response:
     return web.Response(body=PAGE)
 
 
-def pool(name: str = "p", **signals: object) -> Pool:
+def pool(name: str = "p", engine: str = "vllm", **signals: object) -> Pool:
     """Scraped often, but with a patient deadline (longer than a policy may have): the machine may be busy."""
     numbers = {"scrape_interval_ms": 100, "scrape_timeout_ms": 8000} | signals
-    made = Pool.model_validate({"name": name, "endpoints": [{"address": "unused:1"}]})
+    made = Pool.model_validate({"name": name, "engine": engine, "endpoints": [{"address": "unused:1"}]})
     return made.model_copy(update={"signals": made.signals.model_copy(update=numbers)})
 
 
 @asynccontextmanager
-async def engine(handler: Handler = good) -> AsyncIterator[EndpointSpec]:
+async def engine(handler: Handler = good, tls: ssl.SSLContext | None = None) -> AsyncIterator[EndpointSpec]:
     app = web.Application()
     app.router.add_get("/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     address = f"127.0.0.1:{runner.addresses[0][1]}"
     try:
@@ -99,8 +103,13 @@ async def test_reads_signals(session: aiohttp.ClientSession) -> None:
         scraper.update(pool(scrape_path="/m/etrics"), [endpoint])
         await until(lambda: len(readings) > 2)
         await scraper.close()
-    assert set(paths) == {"/m/etrics"}
-    assert set(readings) == {SignalsRead(at=42.0, pool="p", address=endpoint.address, signals=Signals(waiting=3))}
+    assert [path for path in paths if path != "/v1/models"] == ["/m/etrics"] * len(readings)
+    assert {r.at for r in readings} == {42.0}
+    assert {(r.pool, r.address, r.signals, r.error) for r in readings} == {
+        ("p", endpoint.address, Signals(waiting=3), "")
+    }
+    assert readings[0].origins == {"waiting": "vllm:num_requests_waiting"}
+    assert readings[0].unknown["running"] == "vllm:num_requests_running is not on the page"
 
 
 async def test_black_holes_delay_nobody(session: aiohttp.ClientSession) -> None:
@@ -176,7 +185,9 @@ async def test_redirects_are_not_followed(session: aiohttp.ClientSession) -> Non
 
         async with engine(handler) as endpoint:
             reading = await first_reading(session, endpoint)
-    assert (reading.signals, reading.error) == (Signals(), "HTTP 302 from /metrics")
+    where = f"http://{elsewhere.address}/metrics"
+    assert reading.signals == Signals()
+    assert reading.error == f"HTTP 302 from /metrics, which leads to {where}: redirects are not followed"
 
 
 async def test_another_page_is_an_error(session: aiohttp.ClientSession) -> None:
@@ -185,7 +196,7 @@ async def test_another_page_is_an_error(session: aiohttp.ClientSession) -> None:
 
     async with engine(handler) as endpoint:
         reading = await first_reading(session, endpoint)
-    assert (reading.signals, reading.error) == (Signals(), "/metrics is no metrics page of vllm")
+    assert (reading.signals, reading.error) == (Signals(), "/metrics has none of the metrics of vllm")
 
 
 async def test_gzip_is_read_although_not_asked_for(session: aiohttp.ClientSession) -> None:
@@ -355,3 +366,156 @@ async def test_close_leaves_no_task(session: aiohttp.ClientSession) -> None:
         await asyncio.sleep(0.15)
         await scraper.close()
     assert asyncio.all_tasks() - before == set()
+
+
+async def guarded(request: web.Request) -> web.Response:
+    if request.headers.get("Authorization") != "Bearer s3cret":
+        return web.Response(status=401)
+    return web.Response(body=PAGE)
+
+
+async def test_a_token_comes_from_a_file_and_is_read_again_when_it_changes(
+    session: aiohttp.ClientSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = tmp_path / "token"
+    readings = Readings()
+    scraper = Scraper(readings.take, session, rng=AtOnce())
+    async with engine(guarded) as endpoint:
+        scraper.update(pool(scrape_token_file=str(token)), [endpoint])
+        await until(lambda: readings)
+        token.write_text("stale\n")
+        await until(lambda: "401" in readings[-1].error)
+        token.write_text("s3cret\n")
+        await until(lambda: readings[-1].signals.waiting == 3)
+        await scraper.close()
+    assert readings[0].error == f"{token}: No such file or directory"
+    assert "HTTP 401 from /metrics: is scrape_token_file right?" in {r.error for r in readings}
+    assert "s3cret" not in caplog.text
+
+
+@pytest.mark.parametrize("content", ["", "\n", "two words", "one\ntwo", "caf\u00e9", "\x00"])
+async def test_a_file_without_a_token_is_an_error(session: aiohttp.ClientSession, tmp_path: Path, content: str) -> None:
+    token = tmp_path / "token"
+    token.write_text(content)
+    async with engine(guarded) as endpoint:
+        reading = await first_reading(session, endpoint, scrape_token_file=str(token))
+    assert reading.error == f"{token} must hold one token and nothing else"
+
+
+async def test_a_page_that_wants_a_token_says_so(session: aiohttp.ClientSession) -> None:
+    async with engine(guarded) as endpoint:
+        reading = await first_reading(session, endpoint)
+    assert reading.error == "HTTP 401 from /metrics: it may want a scrape_token_file"
+
+
+async def test_a_token_does_not_follow_a_redirect(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret")
+    asked = []
+
+    async def other(request: web.Request) -> web.Response:
+        asked.append(request)
+        return web.Response(body=PAGE)
+
+    async with engine(other) as elsewhere:
+
+        async def handler(request: web.Request) -> web.Response:
+            raise web.HTTPFound(f"http://{elsewhere.address}/metrics")
+
+        async with engine(handler) as endpoint:
+            await first_reading(session, endpoint, scrape_token_file=str(token))
+    assert not asked
+
+
+def certificate() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(TLS / "engine.pem", TLS / "engine.key")
+    return context
+
+
+@pytest.mark.parametrize(
+    ("tls", "name", "why"),
+    [
+        (ScrapeTls(ca_file=str(TLS / "ca.pem")), "engine.internal:8000", ""),
+        (ScrapeTls(skip_verify=True), "10.0.0.1:8000", ""),
+        (ScrapeTls(ca_file=str(TLS / "ca.pem")), "another.internal:8000", "certificate is not valid for"),
+        (ScrapeTls(), "engine.internal:8000", "certificate verify failed"),
+        (ScrapeTls(ca_file=str(TLS / "README.md")), "engine.internal:8000", "has no certificates in PEM"),
+        (ScrapeTls(ca_file="/nowhere/ca.pem"), "engine.internal:8000", "No such file"),
+        (None, "engine.internal:8000", ""),
+    ],
+    ids=["good", "unchecked", "another name", "unknown authority", "no certificate", "no file", "plain HTTP to TLS"],
+)
+async def test_tls(session: aiohttp.ClientSession, tls: ScrapeTls | None, name: str, why: str) -> None:
+    """The name in the certificate is the one in the policy, although the address is an IP."""
+    async with engine(tls=certificate()) as endpoint:
+        reading = await first_reading(session, replace(endpoint, name=name), scrape_tls=tls)
+    if tls is not None and not why:
+        assert (reading.error, reading.signals.waiting) == ("", 3)
+    else:
+        assert reading.signals == Signals()
+        assert reading.error and why.lower() in reading.error.lower() and "\n" not in reading.error
+
+
+async def test_tls_to_an_engine_without(session: aiohttp.ClientSession) -> None:
+    async with engine() as endpoint:
+        reading = await first_reading(session, endpoint, scrape_tls=ScrapeTls())
+    assert reading.error.startswith("no TLS: ") and "\n" not in reading.error
+
+
+async def test_an_endpoint_without_a_host_name_is_trusted_by_its_address(session: aiohttp.ClientSession) -> None:
+    async with engine(tls=certificate()) as endpoint:
+        tls = ScrapeTls(ca_file=str(TLS / "ca.pem"))
+        reading = await first_reading(session, replace(endpoint, name="namespace/pod-7"), scrape_tls=tls)
+    assert "127.0.0.1" in reading.error
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "asked"),
+    [
+        ("trtllm-serve", {}, ("/prometheus/metrics", False)),
+        ("trtllm-serve", {"scrape_path": "/m"}, ("/m", False)),
+        ("tgi", {}, ("/metrics", False)),
+        ("tgi", {"scrape_port": True}, ("/metrics", True)),
+    ],
+)
+async def test_path_and_port_of_the_page(
+    session: aiohttp.ClientSession, kind: str, policy: dict[str, object], asked: tuple[str, bool]
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    async def here(request: web.Request) -> web.Response:
+        seen.append((request.path, False))
+        return web.Response(body=b"tgi_queue_size 1\ntrtllm_num_requests_waiting 1\n")
+
+    async def there(request: web.Request) -> web.Response:
+        seen.append((request.path, True))
+        return web.Response(body=b"tgi_queue_size 1\n")
+
+    readings = Readings()
+    scraper = Scraper(readings.take, session, rng=AtOnce())
+    async with engine(here) as endpoint, engine(there) as metrics:
+        if "scrape_port" in policy:
+            policy = {"scrape_port": int(metrics.address.rpartition(":")[2])}
+        scraper.update(pool(engine=kind, **policy), [endpoint])
+        await until(lambda: readings)
+        await scraper.close()
+    assert set(seen) == {asked}
+    assert (readings[0].address, readings[0].signals.waiting) == (endpoint.address, 1)
+
+
+async def test_an_engine_without_metrics_is_not_asked(session: aiohttp.ClientSession) -> None:
+    scraper = Scraper(lambda readings: None, session)
+    before = asyncio.all_tasks()
+    scraper.update(pool(engine="ollama"), [EndpointSpec("10.0.0.1:11434", "ollama:11434")])
+    assert asyncio.all_tasks() == before
+    await scraper.close()
+
+
+async def test_ten_megabytes_are_read(session: aiohttp.ClientSession) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(body=b"# something else\n" * 590_000 + PAGE)
+
+    async with engine(handler) as endpoint:
+        reading = await first_reading(session, endpoint)
+    assert reading.signals.waiting == 3

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.sim.trace import Request, TraceError, bundled_trace, cut, load_trace, scale
+from trimtab import sim
+from trimtab.sim.trace import Request, TraceError, bundled_trace, bundled_traces, cut, load_trace, scale
 
+TRACES = Path(sim.__file__).parents[1] / "data" / "traces"
 HEADER = "arrival_s,prompt_tokens,output_tokens\n"
 
 
@@ -20,7 +22,7 @@ def test_the_bundled_trace_is_the_one_described_beside_it() -> None:
     assert len(trace) == 2834
     assert trace[0] == Request(0.0, 4074, 38)
     assert max(request.prompt_tokens for request in trace) == 5380
-    with pytest.raises(TraceError, match="there is azure23_conv"):
+    with pytest.raises(TraceError, match="there are azure23_code, azure23_conv, mooncake_conversation"):
         bundled_trace("nope")
 
 
@@ -35,11 +37,11 @@ def test_comments_other_columns_and_their_order_do_not_matter(tmp_path: Path) ->
     [
         ("", ":1: the header has no column arrival_s and no prompt_tokens and no output_tokens"),
         ("arrival_s,prompt_tokens\n0,1\n", ":1: the header has no column output_tokens"),
-        (HEADER, ":1: no requests"),
-        ("# one\n" + HEADER + "0,1,1\n# two\nx,1,1\n", ":5: arrival_s 'x' is not a number of seconds"),
-        (HEADER + "nan,1,1\n", ":2: arrival_s 'nan' is not a number of seconds"),
-        (HEADER + "inf,1,1\n", ":2: arrival_s 'inf' is not a number of seconds"),
-        (HEADER + "-1,1,1\n", ":2: arrival_s '-1' is not a number of seconds"),
+        (HEADER, ": no requests"),
+        ("# one\n" + HEADER + "0,1,1\n# two\nx,1,1\n", ":5: arrival_s 'x' is not a time"),
+        (HEADER + "nan,1,1\n", ":2: arrival_s 'nan' is not a time"),
+        (HEADER + "inf,1,1\n", ":2: arrival_s 'inf' is not a time"),
+        (HEADER + "-1,1,1\n", ":2: arrival_s '-1' is not a time"),
         (HEADER + "0,0,1\n", ":2: prompt_tokens '0' is not a positive whole number"),
         (HEADER + "0,1,1.5\n", ":2: output_tokens '1.5' is not a positive whole number"),
         (HEADER + "0,1,\n", ":2: output_tokens '' is not a positive whole number"),
@@ -71,3 +73,64 @@ def test_scaling_and_cutting() -> None:
 def test_scaling_by_nothing_is_an_error(numbers: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="positive"):
         scale([Request(0.0, 1, 1)], **numbers)
+
+
+def test_an_azure_trace_is_read_as_published(tmp_path: Path) -> None:
+    rows = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows
+    assert load_trace(write(tmp_path, text)) == [Request(0.0, 374, 44), Request(4.314579, 396, 109)]
+    later = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n"
+    assert load_trace(write(tmp_path, later)) == [Request(0.0, 2162, 5)]
+
+
+def test_a_burstgpt_trace_is_read_without_its_failures(tmp_path: Path) -> None:
+    text = (
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n"
+        "6,ChatGPT,0,0,0,Conversation log\n"
+        "45,GPT-4,1087,230,1317,API log\n"
+    )
+    assert load_trace(write(tmp_path, text)) == [Request(0.0, 472, 18), Request(40.0, 1087, 230)]
+
+
+def test_a_mooncake_trace_is_read_as_published(tmp_path: Path) -> None:
+    path = tmp_path / "conversation_trace.jsonl"
+    path.write_text(
+        '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n'
+        '{"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46]}\n'
+    )
+    assert load_trace(path) == [Request(0.0, 6955, 52), Request(3.053, 6472, 26)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("a.csv", "TIMESTAMP,ContextTokens\n", ":1: the header has no column GeneratedTokens"),
+        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,1\n", ":2: TIMESTAMP 'noon' is not a time"),
+        ("a.csv", "Timestamp,Request tokens,Response tokens\n5,7,1\n4,7,1\n", ":3: arrival_s -1 is before"),
+        ("a.jsonl", "{}\n", ":1: not an object with timestamp, input_length and output_length"),
+        ("a.jsonl", "[1]\n", ":1: not an object with timestamp"),
+        ("a.jsonl", "{\n", ":1: not an object with timestamp"),
+        (
+            "a.jsonl",
+            '{"timestamp": 5, "input_length": 0, "output_length": 1}\n',
+            ":1: input_length '0' is not a positive",
+        ),
+        ("a.jsonl", "\n", ": no requests"),
+    ],
+)
+def test_what_is_wrong_with_a_published_format_is_told_with_its_line(
+    tmp_path: Path, name: str, text: str, problem: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(TraceError) as caught:
+        load_trace(path)
+    assert problem in str(caught.value)
+
+
+def test_every_bundled_trace_has_its_origin_beside_it() -> None:
+    assert bundled_traces() == ["azure23_code", "azure23_conv", "mooncake_conversation"]
+    for name in bundled_traces():
+        assert "Licence: " in (TRACES / f"{name}.md").read_text()
+        assert len(bundled_trace(name)) > 2000

@@ -6,6 +6,7 @@ Each imports what it runs only when it is called: the typed Envoy messages alone
 import asyncio
 import importlib.metadata
 import json
+import logging
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Annotated, Any
 
 import typer
 import uvloop
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from trimtab.cli.errors import UserError
 from trimtab.policy import Policy, example_policy, json_schema, load_policy
 from trimtab.policy.endpoint_list import check_lists
+from trimtab.policy.model import OwnAddress
 
 app = typer.Typer(
     name="trimtab",
@@ -45,6 +48,10 @@ def _options(
 
 
 PolicyOption = Annotated[Path, typer.Option("--policy", "-p", help="The policy file.", metavar="POLICY.yaml")]
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _wide_console() -> Console:
@@ -110,6 +117,13 @@ def bootstrap(
     node_id: Annotated[
         str, typer.Option(help="Names this Envoy to the control plane: give each its own.")
     ] = "trimtab-envoy",
+    admin: Annotated[
+        str | None,
+        typer.Option(
+            help="Its admin pages, in place of the policy's services.envoy_admin: give each its own.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
     state_of_the_world: Annotated[
         bool, typer.Option("--state-of-the-world", help="Instead of incremental xDS.")
     ] = False,
@@ -117,24 +131,51 @@ def bootstrap(
     """Print the bootstrap for an Envoy that runs elsewhere."""
     from xds_server.bootstrap import render_bootstrap
 
-    sys.stdout.write(render_bootstrap(load_policy(policy), node_id=node_id, delta=not state_of_the_world))
+    if admin is not None:
+        try:
+            TypeAdapter(OwnAddress).validate_python(admin)
+        except ValidationError as error:
+            raise UserError(f"--admin {error.errors()[0]['ctx']['error']}") from None
+    loaded = load_policy(policy)
+    sys.stdout.write(render_bootstrap(loaded, node_id=node_id, admin=admin, delta=not state_of_the_world))
 
 
 @app.command()
 def check(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY.yaml")],
+    policy: Annotated[Path | None, typer.Argument(metavar="POLICY.yaml")] = None,
+    named: Annotated[
+        Path | None, typer.Option("--policy", "-p", help="The same, as other commands take it.", metavar="POLICY.yaml")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the policy with all its defaults.")] = False,
 ) -> None:
     """Validate a policy, and the lists of endpoints that it names. Exit code 2, and a line for each problem, if bad."""
-    loaded = load_policy(policy)
+    if (policy is None) is (named is None):
+        raise UserError("name one policy: trimtab check POLICY.yaml")
+    path = policy or named
+    assert path is not None
+    loaded = load_policy(path)
     check_lists(loaded)
     if as_json:
         sys.stdout.write(loaded.model_dump_json(indent=2) + "\n")
     else:
         endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
         found = sum(pool.discovery is not None for pool in loaded.pools)
-        discovered = f", {found} pool(s) with discovery" if found else ""
-        sys.stdout.write(f"{policy}: ok: {len(loaded.pools)} pool(s), {endpoints} endpoint(s){discovered}\n")
+        listed = f"{_count(endpoints, 'endpoint')}{' listed' if found else ''}"
+        discovered = f", {_count(found, 'pool')} with discovery" if found else ""
+        sys.stdout.write(f"{path}: ok: {_count(len(loaded.pools), 'pool')}, {listed}{discovered}\n")
+
+
+@app.command()
+def signals(
+    policy: PolicyOption,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch, a line for each look.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every second, until Ctrl-C.")] = False,
+) -> None:
+    """Read the engines now, and show every signal: its value, age and source, or why it is not known."""
+    from trimtab.cli.signals import signals as show_signals
+
+    logging.getLogger().setLevel(logging.ERROR)  # what fails is shown in its place
+    _run(show_signals(policy, as_json=as_json, watch=watch, console=_wide_console()))
 
 
 @app.command()
@@ -187,3 +228,103 @@ def demo(
             report.write_text(json.dumps(figures, indent=2) + "\n")
 
     _run(main())
+
+
+@app.command()
+def replay(
+    fleet: Annotated[str, typer.Option(help="A fleet file, or a bundled fleet.", metavar="FLEET.yaml")] = "fleet8",
+    trace: Annotated[
+        str | None,
+        typer.Option(help="A trace file or a bundled trace; default: the fleet's own workload.", metavar="FILE.csv"),
+    ] = None,
+    laws: Annotated[
+        str, typer.Option(help="Scoring laws, and the balancers round_robin, least_request, random, capacity, ...")
+    ] = "round_robin,least_request,capacity,health,predicted_ttft",
+    policy: Annotated[
+        Path | None, typer.Option(help="Numbers for the laws and all around them.", metavar="POLICY.yaml")
+    ] = None,
+    pool: Annotated[str | None, typer.Option(help="Of the policy; default: its first pool.")] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Instead of laws: two policies.", metavar="A.yaml B.yaml")
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.001, help="Arrivals come so many times as fast.")] = 1,
+    length: Annotated[float, typer.Option(min=0.001, help="Prompts are so many times as long,")] = 1,
+    max_prompt: Annotated[int | None, typer.Option(min=1, help="and at most so many tokens.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Of the fleet's own workload, requests/s.")] = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop of so many clients.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Replays of each law, each with other chances.")] = 1,
+    gateways: Annotated[int, typer.Option(min=1, help="Envoys in front of the engines,")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="and worker threads of each.")] = 1,
+    cut_after_s: Annotated[
+        float | None, typer.Option(min=0, help="Cut off what is open so long after the last arrival; default: never.")
+    ] = None,
+    patience_s: Annotated[
+        float | None, typer.Option(min=0.001, help="Clients leave when no token came for so long; default: never.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="The law that others are compared with; default: the first.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Instead: one scenario for real and in virtual time, side by side.")
+    ] = False,
+    validate_s: Annotated[float, typer.Option(min=5, max=300, help="How long its requests arrive.")] = 45,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of tables.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables in Markdown instead.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Where to write the figures as JSON.", metavar="FILE.json")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Where to draw TTFTs; needs matplotlib.", metavar="FILE.png")
+    ] = None,
+) -> None:
+    """Replay a trace in virtual time: what each law, or another policy, would have done to it."""
+    from trimtab.cli import plot as plotting
+    from trimtab.cli import replay as replaying
+    from trimtab.cli import replay_show as showing
+    from trimtab.sim.replay.simulation import Conditions
+
+    if report is not None and not report.absolute().parent.is_dir():
+        raise UserError(f"--report {report}: the folder {report.absolute().parent} does not exist")
+    if plot is not None:
+        plotting.check_plot(plot)
+    if validate:
+        from trimtab.cli.validate import validate as run_both
+
+        compared = run_both(validate_s, seeds, _wide_console())
+        if report is not None:
+            replaying.write_report(compared, report)
+        return
+    wanted = replaying.Wanted(
+        trace=trace,
+        fleet=fleet,
+        laws=laws,
+        policy=policy,
+        pool=pool,
+        compare=compare or (),
+        speed=speed,
+        length=length,
+        max_prompt=max_prompt,
+        requests=requests,
+        rate_per_s=rate,
+        seeds=seeds,
+        base=base,
+        processes=jobs,
+        conditions=Conditions(
+            clients=clients,
+            cut_after_last_s=cut_after_s,
+            patience_s=patience_s,
+            gateways=gateways,
+            workers=workers,
+        ),
+    )
+    figures, made = replaying.make_replays(wanted, Console(stderr=True))
+    if report is not None:
+        replaying.write_report(figures, report)
+    if plot is not None:
+        plotting.plot(made, showing.title(figures), plot)
+    if as_json:
+        sys.stdout.write(json.dumps(figures, indent=2) + "\n")
+    elif as_markdown:
+        sys.stdout.write(showing.markdown(figures))
+    else:
+        showing.show(figures, _wide_console())

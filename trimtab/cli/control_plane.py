@@ -7,7 +7,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -19,12 +19,12 @@ from trimtab.cli.heartbeats import Heartbeats
 from trimtab.cli.listening import bind, serve_http
 from trimtab.cli.state_file import StateFile, default_state_path
 from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
-from trimtab.policy import Policy, PolicyFile
+from trimtab.policy import Policy, PolicyError, PolicyFile, problem_at
 from trimtab.policy.model import Pool, split_host_port
 from trimtab.pool import EndpointSpec, PoolController, PoolDecision, State
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
-from xds_server.ads import AdsService
+from xds_server.ads import AdsService, ClientRow
 from xds_server.assignment import EndpointWeight, build_assignment
 from xds_server.discovery import Discovery, DiscoveryCollector
 from xds_server.feedback import FeedbackService
@@ -32,12 +32,14 @@ from xds_server.lrs import LrsService
 from xds_server.metrics import Metrics
 from xds_server.resources import RUNTIME_NAME, runtime_resource, static_resources
 from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
+from xds_server.sources.prometheus import PrometheusSource
 from xds_server.sources.scraper import Scraper, new_session
 from xds_server.transport import SERVER_OPTIONS
 
 log = logging.getLogger(__name__)
 
 _REMEMBER_PERIOD_S = 5.0
+_REMEMBER_PAUSE_S = 0.5
 _SAMPLING_PERIOD_S = 1.0
 _IN = {State.UP, State.RAMPING}
 _OBSERVERS_MAX = 256  # of those that ended, the latest so many still count
@@ -52,7 +54,8 @@ _READ_AT_START: Mapping[str, Callable[[Policy], object]] = {
 class ControlPlane:
     """Owns the pools and serves ADS, LRS, feedback and the admin pages while its context lasts.
 
-    Lives on one event loop. `on_policy` hears of each new policy that comes into force meanwhile.
+    Lives on one event loop. `on_policy` hears of each new policy that comes into force meanwhile. Raises PolicyError
+    if the policy's state file cannot be written.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class ControlPlane:
         self._on_policy = on_policy
         self._state_file = _state_file(self._policy, policy_file.path)
         self._memory = self._state_file.read() if self._state_file else {}
+        self._holds_changed = asyncio.Event()
         self._pools: dict[str, _RunningPool] = {}
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
         self._usage: dict[str, tuple[float, int]] = {}
@@ -83,6 +87,7 @@ class ControlPlane:
         self._state.sources = self._discovery.statuses
         self._state.unresolved = self._discovery.unresolved
         self.metrics.registry.register(DiscoveryCollector(self._discovery.statuses))
+        self._prometheus = PrometheusSource(self.observe, self.metrics.queried)
         self._stack = AsyncExitStack()
         self._scraper: Scraper
 
@@ -90,6 +95,11 @@ class ControlPlane:
     def policy(self) -> Policy:
         """The policy in force."""
         return self._policy
+
+    @property
+    def clients(self) -> Sequence[ClientRow]:
+        """The Envoys that are connected."""
+        return self._ads.clients()
 
     @property
     def decisions(self) -> Mapping[str, PoolDecision]:
@@ -100,6 +110,7 @@ class ControlPlane:
         async with AsyncExitStack() as stack:
             self._scraper = Scraper(self.observe, await stack.enter_async_context(new_session()))
             stack.push_async_callback(self._scraper.close)
+            stack.push_async_callback(self._prometheus.close)
             stack.push_async_callback(self._discovery.close)
             stack.callback(self._stop_pools)
             await self._serve_grpc(stack)
@@ -110,7 +121,7 @@ class ControlPlane:
             self._put_in_force(self._policy)
             for job in (
                 follow(self._file, self._take_policy, self.metrics.policy_refused),
-                _repeat(self._remember, _REMEMBER_PERIOD_S),
+                _repeat(self._remember_when_due, _REMEMBER_PAUSE_S),
                 _repeat(self._sample, _SAMPLING_PERIOD_S),
             ):
                 stack.callback(asyncio.create_task(job).cancel)
@@ -162,9 +173,10 @@ class ControlPlane:
         for key, of in _READ_AT_START.items():
             if of(policy) != of(self._first_policy):
                 log.warning("a change of %s comes into force at the next start", key)
+        policy = _as_read_at_start(policy, self._first_policy)
         self._put_in_force(policy)
         self._on_policy(policy)
-        log.info("a new policy is in force")
+        log.info("a new policy was taken up, and is sent to the Envoys; /clients shows what they accept")
 
     def _put_in_force(self, policy: Policy) -> None:
         now = time.time()
@@ -183,6 +195,7 @@ class ControlPlane:
                 )
         self._discovery.update(policy)
         self._scraper.reconfigure(policy.pools)
+        self._prometheus.reconfigure(policy.pools)
         self._publish()
         self.metrics.policy_accepted()
 
@@ -191,6 +204,7 @@ class ControlPlane:
             return
         pool.set_endpoints(time.time(), endpoints)
         self._scraper.update(pool.policy, endpoints)
+        self._prometheus.update(pool.policy, endpoints)
         self._publish()
 
     def _publish(self) -> None:
@@ -213,7 +227,8 @@ class ControlPlane:
         return self._cache.snapshot[TypeUrl.CDS] if self._cache.snapshot else {}
 
     def _take_decision(self, decision: PoolDecision, step_s: float) -> None:
-        _tell_changes(self._state.decisions.get(decision.pool), decision)
+        if _tell_changes(self._state.decisions.get(decision.pool), decision):
+            self._holds_changed.set()
         self._state.decisions[decision.pool] = decision
         self.metrics.decided(decision, step_s)
         if decision.changed and self._cache.snapshot is not None:
@@ -230,6 +245,13 @@ class ControlPlane:
         self.metrics.watch_share(percent)
         if self._cache.snapshot is not None:
             self._cache.set_runtime(RUNTIME_NAME, runtime_resource(percent))
+
+    async def _remember_when_due(self) -> None:
+        """A hold that a restart forgets is lifted by it, so those are written at once."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._holds_changed.wait(), _REMEMBER_PERIOD_S - _REMEMBER_PAUSE_S)
+        self._holds_changed.clear()
+        await self._remember()
 
     async def _remember(self) -> None:
         if self._state_file is not None:
@@ -312,7 +334,7 @@ class _RunningPool:
                 self.step()
             except Exception:
                 # Envoy goes on with the last weights; the next interval may do better than no control at all.
-                log.exception("a step of pool %s failed", self.policy.name)
+                log.exception("pool %s: a step failed", self.policy.name)
                 self._metrics.fault("step")
 
 
@@ -325,13 +347,16 @@ async def _repeat(job: Callable[[], Awaitable[None]], period_s: float) -> None:
             log.exception("%s failed", job.__name__)
 
 
-def _tell_changes(before: PoolDecision | None, decision: PoolDecision) -> None:
-    """Log which endpoints are out, and which are back."""
+def _tell_changes(before: PoolDecision | None, decision: PoolDecision) -> bool:
+    """Log which endpoints are out, and which are back. Returns whether there are any."""
+    changed = False
     states = {endpoint.id: endpoint.state for endpoint in before.endpoints} if before else {}
     for endpoint in decision.endpoints:
         was, now = states.get(endpoint.id, State.UP), endpoint.state
         if was is not now and not {was, now} <= _IN:
             log.info("pool %s: %s: %s", decision.pool, endpoint.view.name, endpoint.reason)
+            changed = True
+    return changed
 
 
 def _assignment(decision: PoolDecision) -> bytes:
@@ -345,4 +370,27 @@ def _assignment(decision: PoolDecision) -> bytes:
 def _state_file(policy: Policy, policy_path: Path) -> StateFile | None:
     if policy.state_file is None:
         return None
-    return StateFile(default_state_path(policy_path) if policy.state_file == "auto" else Path(policy.state_file))
+    chosen = policy.state_file != "auto"
+    path = policy_path.absolute().parent / policy.state_file if chosen else default_state_path(policy_path)
+    state_file = StateFile(path)
+    try:
+        state_file.try_writing()
+    except OSError as error:
+        what = f"{path} cannot be written ({(error.strerror or str(error)).lower()})"
+        if chosen:
+            mend = "name a file that can, or write null to keep nothing"
+            raise PolicyError([problem_at(policy_path, ("state_file",), f"{what}: {mend}")]) from None
+        log.warning("state_file: auto: %s, so nothing is kept over a restart", what)
+    return state_file
+
+
+def _as_read_at_start(policy: Policy, first: Policy) -> Policy:
+    """`policy`, with what is read only at the start as it was then."""
+    workers = {"workers": first.ext_proc.workers}
+    return policy.model_copy(
+        update={
+            "services": first.services,
+            "state_file": first.state_file,
+            "ext_proc": policy.ext_proc.model_copy(update=workers),
+        }
+    )

@@ -2,15 +2,22 @@
 
 import asyncio
 import logging
+import signal
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 
 from trimtab.cli.child import tied
 from trimtab.cli.errors import PartFailedError
+from trimtab.policy.model import split_host_port
 
 log = logging.getLogger(__name__)
+
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where to reach what listens on all addresses."""
 
 
 class EnvoyFailedError(PartFailedError):
@@ -72,16 +79,24 @@ class EnvoyProcess:
                 self._last_lines.append(text)
                 log.warning("envoy: %s", text)
 
-    async def wait_ready(self, timeout_s: float) -> None:
-        """Wait until Envoy serves. Raises EnvoyFailedError."""
+    async def wait_serving(self, listen: str, timeout_s: float, refusal: Callable[[], str] = str) -> None:
+        """Wait until Envoy takes connections at `listen` (`host:port`): it is ready without a listener too.
+
+        `refusal` says what it refuses of what it needs for that; empty if nothing. Raises EnvoyFailedError.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                while not await self._is_ready():
+                while True:
+                    serves = await self._is_ready() and await _takes_connections(listen)
+                    if why := refusal():
+                        raise EnvoyFailedError(self._say(f"Envoy does not serve on {listen}: it refuses {why}"))
+                    if serves:
+                        return
                     if self._process is not None and self._process.returncode is not None:
-                        raise EnvoyFailedError(self._say(f"Envoy ended with status {self._process.returncode}"))
+                        raise EnvoyFailedError(self._say(f"Envoy {_end(self._process.returncode)}"))
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise EnvoyFailedError(self._say(f"Envoy was not ready within {timeout_s:g} s")) from None
+            raise EnvoyFailedError(self._say(f"Envoy did not serve on {listen} within {timeout_s:g} s")) from None
 
     async def ended(self) -> int:
         """Wait until the process has ended, for whatever reason; its return code."""
@@ -94,7 +109,7 @@ class EnvoyProcess:
     def why_ended(self) -> EnvoyFailedError:
         """The error to raise when it ended and was not asked to."""
         assert self._process is not None
-        return EnvoyFailedError(self._say(f"Envoy ended by itself with status {self._process.returncode}"))
+        return EnvoyFailedError(self._say(f"Envoy {_end(self._process.returncode or 0)}"))
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new connections, tell clients to go elsewhere, and wait `grace_s` at most for what is under way."""
@@ -152,4 +167,24 @@ class EnvoyProcess:
         return sum(int(line.rpartition(":")[2]) for line in text.splitlines())
 
     def _say(self, what: str) -> str:
-        return "\n".join([what + (", having logged:" if self._last_lines else ""), *self._last_lines])
+        logged = (
+            ", having logged:" if self._last_lines else '; it logged nothing (that would be above, as "envoy: ...")'
+        )
+        return "\n".join([what + logged, *self._last_lines])
+
+
+async def _takes_connections(address: str) -> bool:
+    host, port = split_host_port(address)
+    try:
+        _, writer = await asyncio.open_connection(_ANY.get(host, host), port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def _end(code: int) -> str:
+    if code >= 0:
+        return f"ended by itself with status {code}"
+    of_kernel = ", perhaps by the kernel for want of memory" if code == -signal.SIGKILL else ""
+    return f"was ended by signal {-code} ({signal.strsignal(-code)}){of_kernel}"

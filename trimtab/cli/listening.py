@@ -10,6 +10,12 @@ from aiohttp import web
 from trimtab.cli.errors import UserError
 from trimtab.policy.model import split_host_port
 
+_MENDS = {
+    errno.EADDRINUSE: "is another trimtab running, or the port taken?",
+    errno.EADDRNOTAVAIL: "this machine has no such address; take one that `ip address` shows, or 0.0.0.0 for all",
+    errno.EACCES: "the port needs privileges; take one from 1024 on, or grant CAP_NET_BIND_SERVICE",
+}
+
 
 class CannotListenError(UserError):
     """A service's address cannot be bound; the message names the policy's key and the mend."""
@@ -37,9 +43,8 @@ def ensure_free(address: str, key: str) -> None:
             probe.bind(place)
             probe.listen()
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        mend = ": is another trimtab running, or the port taken?" if taken else f": {error.strerror}"
-        raise CannotListenError(f"{key} {address} cannot be bound{mend}") from None
+        mend = _MENDS.get(error.errno or 0, error.strerror)
+        raise CannotListenError(f"{key} {address} cannot be bound: {mend}") from None
 
 
 def bind(server: grpc.aio.Server, address: str, key: str) -> None:

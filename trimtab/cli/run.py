@@ -15,6 +15,7 @@ from trimtab.cli.stopping import stop_signal, unless_stopped
 from trimtab.envoy_binary import find_envoy
 from trimtab.policy import Policy, PolicyFile
 from xds_server.bootstrap import render_bootstrap
+from xds_server.snapshot import TypeUrl
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,8 @@ async def up(
             )
             await process.start()
             try:
-                await unless_stopped(stop, process.wait_ready(_ENVOY_START_S))
+                serving = process.wait_serving(policy.listen.socket, _ENVOY_START_S, lambda: _refusal(plane))
+                await unless_stopped(stop, serving)
                 if not stop.is_set():
                     on_ready(policy)
                 await unless_stopped(stop, process.ended())
@@ -69,11 +71,21 @@ async def up(
                 await process.stop()
 
 
+def _refusal(plane: ControlPlane) -> str:
+    """What an Envoy refuses of what it cannot serve without."""
+    for client in plane.clients:
+        for type_url in (TypeUrl.LDS, TypeUrl.RDS):
+            if type_url in client.types and (why := client.types[type_url].refusal):
+                return f"its {'listener' if type_url is TypeUrl.LDS else 'routes'} ({why})"
+    return ""
+
+
 async def _drain(process: EnvoyProcess, grace_s: float) -> None:
     try:
         await process.drain(grace_s)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        log.warning("Envoy cannot be drained (%s); its requests are cut", error)
+        why = str(error).replace(" ssl:default", "")  # aiohttp says so of plain HTTP
+        log.warning("Envoy cannot be drained (%s); its requests are cut", why)
 
 
 @asynccontextmanager

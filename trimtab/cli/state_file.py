@@ -1,5 +1,6 @@
 """What the pools learned, kept over a restart."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -25,7 +26,16 @@ class StateFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._part = path.with_name(f"{path.name}.{os.getpid()}.part")
         self._failing = False
+
+    def try_writing(self) -> None:
+        """Make the folder, and see whether a file can be written there. Raises OSError."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(self._path))
+        self._part.touch()
+        self._part.unlink()
 
     def read(self) -> dict[str, Any]:
         """Memory by pool name; empty if there is none."""
@@ -47,11 +57,10 @@ class StateFile:
 
     def write(self, pools: dict[str, Any]) -> None:
         """Replace the file."""
-        part = self._path.with_name(f"{self._path.name}.{os.getpid()}.part")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"format": _FORMAT, "pools": pools}))
-            part.replace(self._path)
+            self._part.write_text(json.dumps({"format": _FORMAT, "pools": pools}))
+            self._part.replace(self._path)
         except OSError as error:
             if not self._failing:
                 log.warning("state file %s cannot be written: %s", self._path, error)

@@ -17,11 +17,13 @@ from trimtab.fleet.observation import (
     Observation,
     ObserverMissed,
     Rejected,
+    SignalQueried,
     SignalsRead,
     StreamRead,
 )
 from trimtab.fleet.order import in_order
 from trimtab.fleet.profile import Profile, ProfileMemory
+from trimtab.fleet.queried import NOTHING_ASKED, Trust
 from trimtab.fleet.readings import plausible
 from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
 from trimtab.fleet.spec import EndpointSpec
@@ -42,19 +44,20 @@ class _Departed:
 class Fleet:
     """The profiles of one pool's endpoints. Not thread-safe: one owner calls it. `now` is Unix seconds."""
 
-    def __init__(self, pool: str, *, ttft_alpha: float, stale_after_s: float) -> None:
+    def __init__(self, pool: str, *, ttft_alpha: float, stale_after_s: float, trust: Trust = NOTHING_ASKED) -> None:
         self._pool = pool
         self._ttft_alpha = ttft_alpha
         self._stale_after_s = stale_after_s
+        self._trust = trust
         self._coverage = Coverage()
         self._load = LoadReports()
         self._profiles: dict[str, Profile] = {}
         self._departed: dict[str, _Departed] = {}
         self._evidence: list[Evidence] = []
 
-    def reconfigure(self, *, ttft_alpha: float, stale_after_s: float) -> None:
+    def reconfigure(self, *, ttft_alpha: float, stale_after_s: float, trust: Trust = NOTHING_ASKED) -> None:
         """Take new numbers; they hold for samples and readings from now on."""
-        self._ttft_alpha, self._stale_after_s = ttft_alpha, stale_after_s
+        self._ttft_alpha, self._stale_after_s, self._trust = ttft_alpha, stale_after_s, trust
         for profile in self._profiles.values():
             profile.conduct.ttft.alpha = ttft_alpha
 
@@ -116,7 +119,7 @@ class Fleet:
     def snapshot(self, now: float) -> PoolSnapshot:
         """All that is known at `now`, frozen."""
         views = [
-            profile.view(now, self._stale_after_s, self._load.in_flight(now, address))
+            profile.view(now, self._stale_after_s, self._trust, self._load.in_flight(now, address))
             for address, profile in self._profiles.items()
         ]
         return PoolSnapshot(self._pool, now, tuple(sorted(views, key=lambda view: view.id)))
@@ -132,6 +135,8 @@ class Fleet:
                     profile.conduct.ended(now, observation)
             case SignalsRead():
                 self._read(now, profile, observation)
+            case SignalQueried():
+                self._take_queried(now, profile, observation)
 
     def _apply_to_all(self, observation: Observation) -> None:
         match observation:
@@ -145,13 +150,20 @@ class Fleet:
                     profile.conduct.doubt()
 
     def _read(self, now: float, profile: Profile, read: SignalsRead) -> None:
-        signals = plausible(read.signals)
-        if profile.shows_restart(read.at, signals):
-            _log.info("%s: %s was restarted", self._pool, profile.id)
-            self._depart(self._profiles.pop(profile.id.address))
-            profile = self._enter(read.at, profile.spec)
-        if not read.error:
-            profile.read(now, read.at, signals)
+        read = plausible(read)
+        if profile.shows_restart(read):
+            profile = self._restart(read.at, profile)
+        profile.read(now, read)
+
+    def _take_queried(self, now: float, profile: Profile, seen: SignalQueried) -> None:
+        if profile.shows_restart_queried(seen):
+            profile = self._restart(seen.sampled_at, profile)
+        profile.queried(now, seen)
+
+    def _restart(self, at: float, profile: Profile) -> Profile:
+        _log.info("%s: %s was restarted", self._pool, profile.id)
+        self._depart(self._profiles.pop(profile.id.address))
+        return self._enter(at, profile.spec)
 
     def _enter(self, born_at: float, spec: EndpointSpec) -> Profile:
         departed = self._departed.pop(spec.address, _Departed(-1, frozenset()))

@@ -6,7 +6,7 @@ services listen on loopback or a unix socket). `pool` is the pool's name, which 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
@@ -130,8 +130,29 @@ class ObserverMissed:
 
 
 @dataclass(frozen=True, slots=True)
+class Histogram:
+    """How many values were up to each bound since the engine's start, as Prometheus counts."""
+
+    bounds: tuple[float, ...]  # rising; the last is infinity
+    counts: tuple[float, ...]  # cumulative, one for each bound
+    total: float  # the sum of the values
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The LoRA adapters of an engine."""
+
+    running: tuple[str, ...]  # in the batch, by name
+    waiting: tuple[str, ...]  # of queued requests
+    slots: int | None  # adapters that fit into one batch
+
+
+@dataclass(frozen=True, slots=True)
 class Signals:
-    """Readings of an engine. None is UNKNOWN: missing, stale, NaN or out of range; it is never 0."""
+    """Readings of an engine. None is UNKNOWN: missing, stale, NaN or out of range; it is never 0.
+
+    A counter counts since the engine's start.
+    """
 
     waiting: float | None = None  # requests in the engine's queue
     running: float | None = None  # sequences being decoded
@@ -139,17 +160,45 @@ class Signals:
     generated_tokens: float | None = None  # a counter
     preemptions: float | None = None  # a counter
     process_start: float | None = None  # Unix seconds; a change means a new incarnation
+    prompt_tokens: float | None = None  # a counter
+    prefix_queries: float | None = None  # a counter: tokens or blocks of prompts that were looked up in the cache
+    prefix_hits: float | None = None  # a counter: those of them that were there
+    prefix_hit_rate: float | None = None  # 0..1, of engines that count it themselves
+    ttft: Histogram | None = None  # seconds
+    inter_token: Histogram | None = None  # seconds from one token to the next
+    max_model_len: float | None = None  # tokens that prompt and answer may have together
+    adapters: Adapters | None = None
+
+
+SCRAPE = "scrape"
 
 
 @dataclass(frozen=True, slots=True)
 class SignalsRead:
-    """One reading of an engine's own metrics. A failed reading is `Signals()` with `error` set."""
+    """One reading of an engine by one source. A failed reading is `Signals()` with `error` set."""
 
     at: float
     pool: str
     address: str
     signals: Signals
     error: str = ""
+    source: str = SCRAPE  # sources do not replace each other's readings
+    origins: Mapping[str, str] = field(default_factory=dict, hash=False)  # signal -> the metric that it was read from
+    unknown: Mapping[str, str] = field(default_factory=dict, hash=False)  # signal -> why it is not known
+
+
+@dataclass(frozen=True, slots=True)
+class SignalQueried:
+    """What a Prometheus server said of one signal of one endpoint. None is UNKNOWN."""
+
+    at: float
+    pool: str
+    address: str
+    signal: str  # of `Signals` or `Rates`, or a custom one
+    value: float | None
+    sampled_at: float = 0.0  # of the oldest of the newest samples behind the value, Unix seconds
+    error: str = ""  # why there is no value
+    answered: bool = True  # False: the server gave no answer, and what it said before is not taken back
 
 
 Observation = (
@@ -159,6 +208,7 @@ Observation = (
     | AttemptEnded
     | StreamRead
     | SignalsRead
+    | SignalQueried
     | LoadReported
     | ClusterChanged
     | ObserverMissed

@@ -12,6 +12,7 @@ from trimtab.fleet.observation import (
     Observation,
     ObserverMissed,
     Rejected,
+    SignalQueried,
     SignalsRead,
     StreamRead,
 )
@@ -33,6 +34,7 @@ def _answer(o: AttemptEnded) -> tuple[float, ...]:
 # `repr` is several times as slow.
 _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     SignalsRead: lambda o: (o.at, 0, o.address, repr(o)),
+    SignalQueried: lambda o: (o.at, 0, o.address, repr(o)),
     ClusterChanged: lambda o: (o.at, 1, "cluster"),
     ObserverMissed: lambda o: (o.at, 1, "observer"),
     LoadReported: lambda o: (o.at, 1, "report", o.node, repr(o)),

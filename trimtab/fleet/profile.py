@@ -7,8 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence
 from trimtab.fleet.coverage import Coverage
 from trimtab.fleet.load import Differences, Moment
-from trimtab.fleet.observation import Signals
+from trimtab.fleet.observation import SignalQueried, SignalsRead
 from trimtab.fleet.pace import Pace
+from trimtab.fleet.queried import Queried, Trust
+from trimtab.fleet.rates import Spread
 from trimtab.fleet.readings import Readings
 from trimtab.fleet.snapshot import EndpointId, EndpointView
 from trimtab.fleet.spec import EndpointSpec
@@ -61,17 +63,28 @@ class Profile:
         )
         self._born_at = born_at
         self._readings = Readings()
+        self._queried = Queried()
         self._differences = Differences()
         self._lease_difference = 0
 
-    def shows_restart(self, at: float, signals: Signals) -> bool:
+    def shows_restart(self, read: SignalsRead) -> bool:
         """Whether a reading comes from a later incarnation than this one."""
-        return self._is_news(at) and self._readings.show_restart(signals)
+        return self._is_news(read) and self._readings.show_restart(read)
 
-    def read(self, now: float, at: float, signals: Signals) -> None:
-        if self._is_news(at):
-            self._readings.take(min(now, at), signals)
-            self.pace.read(min(now, at), signals)
+    def read(self, now: float, read: SignalsRead) -> None:
+        if self._is_news(read):
+            at = min(now, read.at)
+            self._readings.take(at, read)
+            if read.signals.generated_tokens is not None:
+                self.pace.counted(at, self._readings.tokens_per_s_held(read.source))
+
+    def shows_restart_queried(self, seen: SignalQueried) -> bool:
+        """Whether an answer of Prometheus comes from a later incarnation than this one."""
+        return self._is_of_now(seen) and self._queried.shows_restart(seen)
+
+    def queried(self, now: float, seen: SignalQueried) -> None:
+        if self._is_of_now(seen) and self._queried.take(seen) and seen.signal == "tokens_per_s":
+            self.pace.counted(min(now, seen.sampled_at), seen.value)
 
     def settle(self, now: float, moments: Sequence[Moment]) -> None:
         """Draw what follows from the passing of time, and from what Envoys counted at some moments."""
@@ -85,9 +98,11 @@ class Profile:
             self.conduct.ledger.release_oldest(now, self._lease_difference, moments[-1].since)
             self._differences.start_over()
 
-    def view(self, now: float, stale_after_s: float, reported: int | None) -> EndpointView:
+    def view(self, now: float, stale_after_s: float, trust: Trust, reported: int | None) -> EndpointView:
         """All that is known of it; `reported` is what Envoys have in flight by their own count."""
-        signals, age = self._readings.view(now, stale_after_s)
+        queried = self._queried.view(self._readings.view(now, stale_after_s), now, trust)
+        readings, rates = queried.readings, queried.readings.rates
+        inter_token_s, inter_token_p99_s = self._gaps(now, rates.inter_token_s)
         conduct, ledger, pace = self.conduct, self.conduct.ledger, self.pace
         return EndpointView(
             id=self.id,
@@ -98,11 +113,15 @@ class Profile:
             ttft_samples=conduct.ttft.samples,
             ttft_recent_s=pace.ttft_recent_s(now),
             ttft_p99_s=pace.ttft_p99_s(now),
-            inter_token_s=pace.inter_token_s(now),
-            inter_token_p99_s=pace.inter_token_p99_s(now),
-            tokens_per_s=pace.tokens_per_s(now, signals),
+            inter_token_s=inter_token_s,
+            inter_token_p99_s=inter_token_p99_s,
+            tokens_per_s=pace.tokens_per_s(now) if rates.tokens_per_s is None else rates.tokens_per_s,
             tokens_per_s_best=pace.tokens_per_s_best(now),
-            preemptions_per_s=pace.preemptions_per_s(signals),
+            prompt_tokens_per_s=rates.prompt_tokens_per_s,
+            preemptions_per_s=rates.preemptions_per_s,
+            prefix_hit_rate=rates.prefix_hit_rate,
+            engine_ttft_s=rates.ttft_s,
+            engine_inter_token_s=rates.inter_token_s,
             prompt_bytes_mean=pace.prompt_bytes_mean(now),
             prompt_bytes_std=pace.prompt_bytes_std(now),
             failures_in_row=conduct.failures_in_row,
@@ -114,8 +133,11 @@ class Profile:
             outstanding_prompt_bytes=ledger.outstanding_prompt_bytes,
             prompt_bytes_sent=ledger.prompt_bytes_sent,
             oldest_wait_s=conduct.silence(now),
-            signals=signals,
-            signals_age_s=age,
+            signals=readings.signals,
+            signals_age_s=self._readings.age(now),
+            signals_unknown=readings.unknown,
+            signal_origins=readings.origins,
+            custom=queried.custom,
             in_flight_reported=reported,
             lease_difference=self._lease_difference,
         )
@@ -128,8 +150,8 @@ class Profile:
             ttft_at=ttft.at,
             errors=errors.hits(now),
             attempts=errors.total(now),
-            process_start=self._readings.process_start,
-            generated_tokens=self._readings.generated_tokens,
+            process_start=self._readings.known("process_start"),
+            generated_tokens=self._readings.known("generated_tokens"),
             tokens_per_s_best=self.pace.tokens_per_s_best(now),
         )
 
@@ -137,10 +159,16 @@ class Profile:
         """Begin with what was remembered at `at`."""
         self.conduct.ttft.recall(min(memory.ttft_at, at), memory.ttft_s, memory.ttft_samples)
         self.conduct.errors.add(at, min(memory.errors, memory.attempts), memory.attempts)
-        self._readings.process_start = memory.process_start
-        self._readings.generated_tokens = memory.generated_tokens
+        self._readings.recall(process_start=memory.process_start, generated_tokens=memory.generated_tokens)
         if memory.tokens_per_s_best is not None:
             self.pace.recall_best(at, memory.tokens_per_s_best)
+
+    def _gaps(self, now: float, by_engine: Spread | None) -> tuple[float | None, float | None]:
+        """Mean and P99 of the gaps between tokens: by the engine's histogram where no stream was read of late."""
+        p99_s = self.pace.inter_token_p99_s(now)
+        if p99_s is None and by_engine is not None:
+            return by_engine.mean, by_engine.p99
+        return self.pace.inter_token_s(now), p99_s
 
     def _difference(self, moment: Moment) -> int:
         """Leases minus what was reported, as far as it is certain: all the time that the reports span.
@@ -153,5 +181,9 @@ class Profile:
         in_all = max(ledger.in_flight_at(at) for at in times)
         return max(0, counted - reported) + min(0, in_all - reported)
 
-    def _is_news(self, at: float) -> bool:
-        return at >= self._born_at and self._readings.is_news(at)
+    def _is_of_now(self, seen: SignalQueried) -> bool:
+        """Whether the samples behind a value are of this incarnation."""
+        return seen.value is None or seen.sampled_at >= self._born_at
+
+    def _is_news(self, read: SignalsRead) -> bool:
+        return read.at >= self._born_at and self._readings.is_news(read)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trimtab.fleet.observation import Signals
+from trimtab.fleet.queried import CustomReading
+from trimtab.fleet.rates import Spread
+from trimtab.fleet.readings import Origin
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,11 +32,16 @@ class EndpointView:
     ttft_samples: int = 0
     ttft_recent_s: float | None = None  # mean of the last 50 first tokens, single outliers of a busy endpoint left out
     ttft_p99_s: float | None = None  # of the first tokens of the last 60 s
-    inter_token_s: float | None = None  # mean gap between tokens, by the streams that were read whole
-    inter_token_p99_s: float | None = None  # of the gaps of the last 60 s
+    # Gaps between tokens: by the streams that were read whole, without any of late by the engine's histogram.
+    inter_token_s: float | None = None  # the mean
+    inter_token_p99_s: float | None = None
     tokens_per_s: float | None = None  # generated now: by the engine's counter, without one by the streams read whole
     tokens_per_s_best: float | None = None  # the most that it held lately, fading slowly: what it can do
-    preemptions_per_s: float | None = None  # by the engine's counter
+    prompt_tokens_per_s: float | None = None  # by the engine's counter, as the next two
+    preemptions_per_s: float | None = None
+    prefix_hit_rate: float | None = None  # 0..1
+    engine_ttft_s: Spread | None = None  # by the engine's histogram, over the last seconds
+    engine_inter_token_s: Spread | None = None  # likewise
     prompt_bytes_mean: float | None = None  # of recent attempts
     prompt_bytes_std: float | None = None  # likewise, the standard deviation
     failures_in_row: int = 0  # attempts that ended as errors since the last one that did not
@@ -45,7 +53,10 @@ class EndpointView:
     prompt_bytes_sent: int = 0  # of all attempts since this incarnation began
     oldest_wait_s: float = 0.0  # of a stream without a token; fading, of one whose client gave up
     signals: Signals = field(default_factory=Signals)  # stale values are already None
-    signals_age_s: float | None = None
+    signals_age_s: float | None = None  # of the newest good reading
+    signals_unknown: Mapping[str, str] = field(default_factory=dict)  # why each of the others is not known
+    signal_origins: Mapping[str, Origin] = field(default_factory=dict)  # of each known one
+    custom: Mapping[str, CustomReading] = field(default_factory=dict)  # the policy's custom signals
     in_flight_reported: int | None = None  # by LRS, over all Envoys
     lease_difference: int = 0  # leases minus LRS, where it has lasted
 

@@ -1,7 +1,11 @@
-"""Sliding windows in constant memory: over samples, and over a counter."""
+"""Sliding windows in constant memory: over samples, and over readings of what only grows."""
 
 from array import array
+from collections import deque
 from math import inf, sqrt
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 # Yardstick of a burst filter. The spacing keeps one engine step, which may show many first tokens at once, from
 # passing for the usual spread.
@@ -12,7 +16,7 @@ _SIGMAS = 3.5
 _EVEN = 0.1  # of the mean: a spread below that is taken for so much, or steady samples could never differ
 _SUSTAINED = 5
 
-_READINGS = 12  # of a counter, in one window
+_READINGS = 6  # that are kept of a span: an engine may be read ten times a second, and a histogram is large
 
 
 class Window:
@@ -114,39 +118,24 @@ class BurstFilter:
         return abs(sample - mean) > _SIGMAS * max(std, _EVEN * abs(mean))
 
 
-class CounterRate:
-    """How fast a counter rises, by its readings of the last `span_s` seconds, or by two if it is read less often.
+class Lookback(Generic[T]):
+    """The readings of the last `span_s` seconds, thinned, for what was gained since. Readings come in order."""
 
-    Readings come in order, and the counter never falls: one that does belongs to another incarnation.
-    """
-
-    __slots__ = ("_readings", "_span_s")
+    __slots__ = ("_kept", "_span_s")
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
-        self._readings: list[tuple[float, float]] = []
+        self._kept: deque[tuple[float, T]] = deque()
 
-    def __bool__(self) -> bool:
-        """Whether there was a reading at all."""
-        return bool(self._readings)
+    def add(self, at: float, reading: T) -> tuple[float, T] | None:
+        """Take in a reading; the one that it is to be compared with, after how many seconds it comes.
 
-    def add(self, at: float, count: float) -> None:
-        """Take in a reading; one that follows sooner than a twelfth of the span adds nothing."""
-        readings = self._readings
-        if readings and at - readings[-1][0] < self._span_s / _READINGS:
-            return
-        readings.append((at, count))
-        while len(readings) > 2 and readings[1][0] <= at - self._span_s:
-            del readings[0]
-
-    @property
-    def covered_s(self) -> float:
-        """The time between the first and the last reading."""
-        return self._readings[-1][0] - self._readings[0][0] if self._readings else 0.0
-
-    @property
-    def per_s(self) -> float | None:
-        """None with fewer than two readings."""
-        if len(self._readings) < 2:
-            return None
-        return (self._readings[-1][1] - self._readings[0][1]) / self.covered_s
+        That one is of `span_s` ago, or the last one if it is older. None for the first reading.
+        """
+        kept = self._kept
+        while len(kept) > 1 and kept[1][0] <= at - self._span_s:
+            kept.popleft()
+        earlier = (at - kept[0][0], kept[0][1]) if kept else None
+        if not kept or at - kept[-1][0] >= self._span_s / _READINGS:
+            kept.append((at, reading))
+        return earlier

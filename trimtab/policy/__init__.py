@@ -1,6 +1,6 @@
 """The YAML policy: its types, its files, and what is said of a bad one."""
 
-from trimtab.policy.load import example_policy, load_policy, parse_policy
+from trimtab.policy.load import example_policy, load_policy, parse_policy, problem_at
 from trimtab.policy.model import Policy
 from trimtab.policy.problem import PolicyError, Problem
 from trimtab.policy.schema import json_schema
@@ -15,4 +15,5 @@ __all__ = [
     "json_schema",
     "load_policy",
     "parse_policy",
+    "problem_at",
 ]

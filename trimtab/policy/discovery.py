@@ -4,10 +4,11 @@ import ipaddress
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field
 
+from trimtab.policy.trust import trust_flaws
+from trimtab.policy.types import BaseUrl, FilePath, Url, text_schema
 from trimtab.policy.words import quoted
 from trimtab.strict import Flaw, Strict
 
@@ -17,27 +18,6 @@ _REQUIREMENT = re.compile(
     r"\s*(?:!?\s*[\w./-]+|[\w./-]+\s*(?:=|==|!=)\s*[\w.-]*|[\w./-]+\s+(?:in|notin)\s+\(\s*[\w.-]*(?:\s*,\s*[\w.-]*)*\s*\))\s*"
 )
 _BETWEEN_REQUIREMENTS = re.compile(r",(?![^(]*\))")
-
-
-def _url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        raise ValueError(f"{quoted(text)} is not a URL") from None
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or re.search(r"\s", text):
-        raise ValueError(f"{quoted(text)} must be a URL that begins with http:// or https://")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("a URL is shown on /policy: take the password out of it, and name a token_file")
-    if parts.fragment:
-        raise ValueError(f"{quoted(text)}: what follows the # is never sent; remove it")
-    return text
-
-
-def _path(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError(f"{quoted(text)} must be an absolute path, as in /etc/trimtab/endpoints.yaml")
-    return text
 
 
 def _dns_name(text: str) -> str:
@@ -71,16 +51,10 @@ def _server(text: str) -> str:
     return text
 
 
-def _text(example: str, pattern: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example]})
-
-
-Url = Annotated[str, AfterValidator(_url), _text("https://inventory.example.com/engines", r"^https?://\S+$")]
-FilePath = Annotated[str, AfterValidator(_path), _text("/etc/trimtab/NAME", "^/.*$")]
-DnsName = Annotated[str, AfterValidator(_dns_name), _text("vllm.llm.svc.cluster.local", r"^[A-Za-z0-9._-]+$")]
-DnsServer = Annotated[str, AfterValidator(_server), _text("10.0.0.2:53", r"^[0-9A-Fa-f.:\[\]]+:[0-9]+$")]
-KubernetesName = Annotated[str, AfterValidator(_kubernetes_name), _text("vllm", r"^[a-z0-9.-]+$")]
-Selector = Annotated[str, AfterValidator(_selector), _text("app=vllm", r"^.*\S.*$")]
+DnsName = Annotated[str, AfterValidator(_dns_name), text_schema("vllm.llm.svc.cluster.local", r"^[A-Za-z0-9._-]+$")]
+DnsServer = Annotated[str, AfterValidator(_server), text_schema("10.0.0.2:53", r"^[0-9A-Fa-f.:\[\]]+:[0-9]+$")]
+KubernetesName = Annotated[str, AfterValidator(_kubernetes_name), text_schema("vllm", r"^[a-z0-9.-]+$")]
+Selector = Annotated[str, AfterValidator(_selector), text_schema("app=vllm", r"^.*\S.*$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
@@ -116,12 +90,12 @@ class HttpSource(Strict):
         30, description="How often it is asked."
     )
     timeout_s: Seconds = Field(5, description="An answer that takes longer is given up.")
-    token_file: FilePath | None = Field(None, description="File with a bearer token; read again for every request.")
+    token_file: FilePath | None = Field(None, description="File with a bearer token; read again when it changes.")
     ca_file: FilePath | None = Field(None, description="Certificates to trust, PEM. null: the system's.")
     skip_verify: bool = Field(False, description="Take any certificate: whoever is in between can read and lie.")
 
     def flaws(self) -> Iterator[Flaw]:
-        yield from _tls_flaws(self.url, self.ca_file, self.skip_verify)
+        yield from trust_flaws(self.ca_file, self.skip_verify, self.url)
 
 
 class KubernetesSource(Strict):
@@ -132,9 +106,9 @@ class KubernetesSource(Strict):
     namespace: KubernetesName | None = Field(None, description="null: the one that Trimtab runs in.")
     port: Port | None = Field(None, description="Port of the engines. null: the one port that they declare.")
     port_name: KubernetesName | None = Field(None, description="Or its name, where they declare several.")
-    api: Url | None = Field(None, description="URL of an API server. null: that of the cluster.")
+    api: BaseUrl | None = Field(None, description="URL of an API server. null: that of the cluster.")
     token_file: FilePath | None = Field(
-        None, description="File with a bearer token; read again for every request. null: the service account's."
+        None, description="File with a bearer token; read again when it changes. null: the service account's."
     )
     ca_file: FilePath | None = Field(
         None, description="Certificates to trust, PEM. null: the service account's; with `api`, the system's."
@@ -152,7 +126,7 @@ class KubernetesSource(Strict):
             yield Flaw("token_file belongs to an api: in the cluster the service account has its own", ("token_file",))
         if self.api is not None and self.namespace is None:
             yield Flaw("with an api of your own, say which namespace", ("api",))
-        yield from _tls_flaws(self.api or "https:", self.ca_file, self.skip_verify)
+        yield from trust_flaws(self.ca_file, self.skip_verify, self.api or "https:")
 
 
 class DiscoveryPolicy(Strict):
@@ -197,17 +171,9 @@ class DiscoveryPolicy(Strict):
     def flaws(self) -> Iterator[Flaw]:
         given = [kind for kind in _KINDS if getattr(self, kind) is not None]
         if not given:
-            yield Flaw(f"say where endpoints are found: one of {', '.join(_KINDS)}")
+            yield Flaw(f"say where endpoints are found: one of {', '.join(_KINDS)}", *((kind,) for kind in _KINDS), ())
         for kind in given[1:]:
             yield Flaw(f"{given[0]} is already given: a pool has one source; remove one", (kind,))
 
 
 _KINDS = ("file", "dns", "http", "kubernetes")
-
-
-def _tls_flaws(url: str, ca_file: str | None, skip_verify: bool) -> Iterator[Flaw]:
-    if skip_verify and ca_file is not None:
-        yield Flaw("with skip_verify nothing is checked against ca_file; remove one of them", ("ca_file",))
-    if url.startswith("http://") and (ca_file is not None or skip_verify):
-        which = "ca_file" if ca_file is not None else "skip_verify"
-        yield Flaw(f"{which} has no meaning for http://: remove it, or write https://", (which,))

@@ -1,7 +1,7 @@
 """YAML text as plain values that know their places in the text."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
@@ -74,6 +74,7 @@ class Document:
         self.source = source
         self.problems: list[Problem] = []
         self._entries: dict[Path, _Entry] = {}
+        self._empty: list[Path] = []
         self._met: set[Node] = set()
         self._repeated = 0
         self._yaml = YAML(typ="safe", pure=True)
@@ -103,6 +104,11 @@ class Document:
         value, key = self._entries[found]
         nothing_to_see = isinstance(value, ScalarNode) and not value.value
         return self._problem(key if key is not None and (of_key or nothing_to_see) else value, path, message)
+
+    def without_value(self) -> Iterator[Problem]:
+        """A problem for each value that is not there, where the file has its key; `null` and `~` are values."""
+        for path in self._empty:
+            yield self.problem(path, "has no value: write null, or leave the key out for the default")
 
     def has(self, path: Path) -> bool:
         """Whether the file has a value there."""
@@ -140,6 +146,9 @@ class Document:
                 return [self._value(item, (*path, index), None) for index, item in enumerate(node.value)]
             case ScalarNode() if node.tag in _TEXT:
                 return self._text(node, path)
+            case ScalarNode(tag="tag:yaml.org,2002:null", value=""):
+                self._empty.append(path)
+                return None
             case ScalarNode() if node.tag in _PARSED:
                 return self._parsed(node, path)
             case _:

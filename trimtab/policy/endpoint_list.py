@@ -1,15 +1,14 @@
 """A list of endpoints in a file of its own."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from trimtab.policy.document import Document
-from trimtab.policy.explain import explain
-from trimtab.policy.load import decode_text, read_policy
+from trimtab.policy.load import decode_text, problems_of, read_policy
 from trimtab.policy.model import Endpoint, Policy, used_twice
 from trimtab.policy.problem import PolicyError, Problem, dotted
 
@@ -24,16 +23,14 @@ def decode_endpoints(content: bytes, source: str) -> tuple[Endpoint, ...]:
     Raises PolicyError with every problem of the content; `source` is the name that messages give it.
     """
     document = Document(decode_text(content, source), source, _PLACE)
-    problems = list(document.problems)
-    endpoints: tuple[Endpoint, ...] = ()
     try:
         endpoints = _LIST.validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
-        problems += explain(error, document, _PLACE)
-    for flaw in used_twice(endpoints):
-        problems.append(document.problem((*_PLACE, *flaw.at[0]), flaw.message))
+        raise PolicyError(_placed(problems_of(document, error, _PLACE))) from None
+    problems = problems_of(document, place=_PLACE)
+    problems += [document.problem((*_PLACE, *flaw.at[0]), flaw.message) for flaw in used_twice(endpoints)]
     if problems:
-        raise PolicyError(sorted(_placed(problems), key=lambda problem: (problem.line, problem.column)))
+        raise PolicyError(_placed(problems))
     return endpoints
 
 
@@ -53,6 +50,8 @@ def check_lists(policy: Policy) -> None:
         raise PolicyError(problems)
 
 
-def _placed(problems: list[Problem]) -> Iterator[Problem]:
-    for problem in problems:
-        yield replace(problem, where=problem.where.removeprefix(dotted(_PLACE)).removeprefix("."))
+def _placed(problems: Sequence[Problem]) -> Sequence[Problem]:
+    """The problems as of the file itself."""
+    return [
+        replace(problem, where=problem.where.removeprefix(dotted(_PLACE)).removeprefix(".")) for problem in problems
+    ]

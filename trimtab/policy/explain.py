@@ -47,7 +47,9 @@ def _problems(details: ErrorDetails, path: Path, schema: Schema, document: Docum
             yield from _flaws(details, path, document)
         case "union_tag_invalid" | "union_tag_not_found" if isinstance(value, dict):
             where, known = (*path, "law"), {"enum": laws(schema), "type": "string"}
-            yield document.problem(where, _misfit(value["law"], where, known, document))
+            misfit = _misfit(value["law"], where, known, document)
+            lost = isinstance(value["law"], str) and not misfit.endswith("?")
+            yield document.problem(where, misfit + ("; docs/laws/README.md says what each is for" if lost else ""))
         case "too_short" if value:
             # pydantic does not count the items that it refused; these have been reported.
             return
@@ -82,7 +84,7 @@ def _misfit(value: Any, path: Path, schema: Schema, document: Document) -> str:
             return f"{must_be}: write [{document.spelling(path)}]"
         case "array", dict() if value:
             return f'{must_be}: put "- " before its first key'
-        case "object", (str() | int() | float()) if len(schema.get("required", ())) == 1:
+        case "object", (str() | int() | float()) if _has_one_place_for(value, schema):
             return f"{must_be}: write {{{schema['required'][0]}: {document.spelling(path)}}}"
         case _, str() if value in laws(schema):
             return f"{must_be}: write {{law: {value}}}"
@@ -90,6 +92,13 @@ def _misfit(value: Any, path: Path, schema: Schema, document: Document) -> str:
             return f"{must_be}, not {quoted(value)}; did you mean {quoted(near[0])}?"
         case _:
             return f"{must_be}, not {shown(value)}"
+
+
+def _has_one_place_for(value: object, section: Schema) -> bool:
+    """Whether a mapping needs one key only, and it may be what the value was meant for."""
+    required = section.get("required", ())
+    is_text = isinstance(value, str)
+    return len(required) == 1 and not (is_text and section["properties"][required[0]].get("type") == "number")
 
 
 def _meant(location: tuple[str | int, ...]) -> Iterator[Path]:
@@ -112,7 +121,7 @@ def _unknown_key(key: str, section: Schema) -> str:
     meant, best, likeness = _nearest(key, section)
     homes = dict.fromkeys(home.title for home in sections() if key in home.schema["properties"])
     if likeness < 1 and homes:
-        return f"unknown key here: it belongs to {' or '.join(homes)}"
+        return f"unknown key here: it belongs to {' or '.join(homes)}; move it there, or remove it"
     if likeness < _LIKE:
         return f"unknown key; the keys here are {', '.join(section['properties'])}"
     measure = f", in {unit(best)}" if unit(best) != unit(meant) else ""

@@ -30,18 +30,37 @@ def parse_policy(text: str, source: str) -> Policy:
     these are right one by one.
     """
     document = Document(text.removeprefix("\ufeff"), source)
-    problems = list(document.problems)
     try:
         # As JSON, pydantic's strict mode takes exactly what the JSON Schema allows: "10000" is no port.
         policy = Policy.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
-        noted = {problem.where for problem in problems}
-        problems += [problem for problem in explain(error, document) if problem.where not in noted]
-    if not problems:
-        return policy
+        raise PolicyError(problems_of(document, error)) from None
+    if problems := problems_of(document):
+        raise PolicyError(problems)
+    return policy
+
+
+def problems_of(
+    document: Document, error: ValidationError | None = None, place: tuple[str | int, ...] = ()
+) -> list[Problem]:
+    """All that is wrong with a document that is at `place` in a policy, in its order; each thing is told once."""
+    problems = list(document.problems)
+    # A field that may be null takes what is not there for null.
+    for found in (explain(error, document, place) if error else (), document.without_value()):
+        told = {problem.where for problem in problems}
+        problems += [problem for problem in found if problem.where not in told]
     # What is repeated through an alias is mended once.
     distinct = {(problem.line, problem.column, problem.message): problem for problem in reversed(problems)}
-    raise PolicyError(sorted(distinct.values(), key=lambda problem: (problem.line, problem.column)))
+    return sorted(distinct.values(), key=lambda problem: (problem.line, problem.column))
+
+
+def problem_at(path: str | Path, where: tuple[str | int, ...], message: str) -> Problem:
+    """A problem of a policy file that shows only in use, with the line of the value at `where`.
+
+    Raises PolicyError if the file has become unreadable.
+    """
+    text = read_policy(path).decode(errors="replace")
+    return Document(text.removeprefix("\ufeff"), str(path)).problem(where, message)
 
 
 def read_policy(path: str | Path) -> bytes:

@@ -7,7 +7,7 @@ sentence of a description that begins with "0 " or "Empty " says what that value
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Annotated, Literal
 
@@ -16,9 +16,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
 from trimtab.policy.discovery import DiscoveryPolicy
-from trimtab.policy.needs import unmet_needs
+from trimtab.policy.metric import parse_metric
+from trimtab.policy.needs import unmet_needs, unreadable_terms
+from trimtab.policy.prometheus import Prometheus
+from trimtab.policy.trust import trust_flaws
+from trimtab.policy.types import FilePath, MetricText, text_schema
 from trimtab.policy.words import quoted, shown
-from trimtab.scoring import ScoringPolicy, default_scoring
+from trimtab.scoring import ScoringPolicy, default_scoring, make_law
 from trimtab.strict import Flaw, Strict
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
@@ -131,22 +135,18 @@ def _no_bool(value: object) -> object:
     return value
 
 
-def _text(example: str, pattern: str) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example]})
-
-
-IpAddress = Annotated[str, AfterValidator(_own_ip), _text("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
-HostPort = Annotated[str, AfterValidator(_host_port), _text("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
+IpAddress = Annotated[str, AfterValidator(_own_ip), text_schema("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
+HostPort = Annotated[str, AfterValidator(_host_port), text_schema("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
 ServiceAddress = Annotated[
-    str, AfterValidator(_service_address), _text("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
+    str, AfterValidator(_service_address), text_schema("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
 ]
 OwnAddress = Annotated[
-    str, AfterValidator(_own_address), _text("127.0.0.1:9901", r"^(unix:/.+|[0-9A-Fa-f.:\[\]]+:[0-9]{1,5})$")
+    str, AfterValidator(_own_address), text_schema("127.0.0.1:9901", r"^(unix:/.+|[0-9A-Fa-f.:\[\]]+:[0-9]{1,5})$")
 ]
 Regex = Annotated[str, AfterValidator(_regex), WithJsonSchema({"type": "string", "format": "regex"})]
-Name = Annotated[str, AfterValidator(_name), _text("llama-70b", f"^{_NAME.pattern}$")]
-UrlPath = Annotated[str, AfterValidator(_path), _text("/metrics", f"^{_PATH.pattern}$")]
-Origin = Annotated[str, AfterValidator(_origin), _text("https://chat.example.com", f"^({_ORIGIN.pattern})$")]
+Name = Annotated[str, AfterValidator(_name), text_schema("llama-70b", f"^{_NAME.pattern}$")]
+UrlPath = Annotated[str, AfterValidator(_path), text_schema("/metrics", f"^{_PATH.pattern}$")]
+Origin = Annotated[str, AfterValidator(_origin), text_schema("https://chat.example.com", f"^({_ORIGIN.pattern})$")]
 Glob = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -158,7 +158,10 @@ def _falling(value: Strict, *names: str) -> Iterator[Flaw]:
     for low, high in pairwise(names):
         least, most = getattr(value, low), getattr(value, high)
         if least > most:
-            yield Flaw(f"{low} ({least:g}) must not be above {high} ({most:g})", (high,), (low,))
+            unset = {low, high} - value.model_fields_set
+            of_low, of_high = (", the default" if name in unset else "" for name in (low, high))
+            mend = "".join(f": set {name} too" for name in unset)
+            yield Flaw(f"{low} ({least:g}{of_low}) must not be above {high} ({most:g}{of_high}){mend}", (high,), (low,))
 
 
 class Listen(Strict):
@@ -274,10 +277,10 @@ class Balancing(Strict):
         "least_request",
         description="least_request also counts what is in flight at this moment; round_robin does not.",
     )
-    active_request_bias: Annotated[float, Field(ge=0, le=10)] = Field(
-        1,
+    active_request_bias: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        None,
         description="least_request: unequal weights are divided by (requests in flight + 1) to this power. "
-        "0 leaves the weights as they are.",
+        "0 leaves the weights as they are. Default: 0 under a law that counts what is in flight itself, else 1.",
     )
 
 
@@ -298,22 +301,89 @@ class Retries(Strict):
         yield from _falling(self, "back_off_base_ms", "back_off_max_ms")
 
 
+class SignalNames(Strict):
+    """Which metric carries a signal, for engines of your own and for renamed metrics.
+
+    A metric is written as in PromQL, `queue_depth{queue="chat"}`; `a + b` is a sum, and `cache_percent / 100`
+    makes a share of a percentage. What is not named is read by the engine's own name.
+    """
+
+    waiting: MetricText | None = Field(None, description="Requests in the engine's queue.")
+    running: MetricText | None = Field(None, description="Sequences that are being decoded.")
+    kv_usage: MetricText | None = Field(None, description="KV cache in use, 0 to 1.")
+    generated_tokens: MetricText | None = Field(None, description="Generated tokens, a counter.")
+    prompt_tokens: MetricText | None = Field(None, description="Tokens of prompts, a counter.")
+    preemptions: MetricText | None = Field(None, description="Preempted sequences, a counter.")
+    prefix_queries: MetricText | None = Field(None, description="Tokens looked up in the prefix cache, a counter.")
+    prefix_hits: MetricText | None = Field(None, description="Those of them that were there, a counter.")
+    prefix_hit_rate: MetricText | None = Field(None, description="Hits of the prefix cache, 0 to 1, if not counted.")
+    ttft: MetricText | None = Field(None, description="Times to first token in seconds, a histogram.")
+    inter_token: MetricText | None = Field(None, description="Times between tokens in seconds, a histogram.")
+    max_model_len: MetricText | None = Field(None, description="Tokens that prompt and answer may have together.")
+    process_start: MetricText | None = Field(None, description="Start of the process, Unix seconds.")
+
+    @property
+    def named(self) -> Mapping[str, str]:
+        """The signals that are named, with their metrics."""
+        return {name: metric for name in type(self).model_fields if (metric := getattr(self, name)) is not None}
+
+    def flaws(self) -> Iterator[Flaw]:
+        for name in ("ttft", "inter_token"):
+            metric = getattr(self, name)
+            if metric is not None and len(parse_metric(metric).terms) > 1:
+                yield Flaw(f"{name} is a histogram, which cannot be a sum; name one", (name,))
+
+
+class ScrapeTls(Strict):
+    """TLS towards the engines' metrics. The name in the certificate is the endpoint's, as the policy writes it."""
+
+    ca_file: FilePath | None = Field(None, description="Certificates to trust, PEM. null: the system's.")
+    skip_verify: bool = Field(False, description="Take any certificate: whoever is in between can read and lie.")
+
+    def flaws(self) -> Iterator[Flaw]:
+        yield from trust_flaws(self.ca_file, self.skip_verify)
+
+
 class SignalSources(Strict):
     """Where readings of the engines come from."""
 
-    scrape: bool = Field(True, description="Read each engine's own /metrics.")
+    scrape: bool = Field(True, description="Read each engine's own metrics page.")
     scrape_interval_ms: Annotated[int, Field(ge=100, le=60_000)] = Field(1000, description="How often each is read.")
     scrape_timeout_ms: Annotated[int, Field(ge=50, le=60_000)] = Field(
         800, description="A reading that takes longer is given up."
     )
-    scrape_path: UrlPath = Field("/metrics", description="Where the engine shows its metrics.")
+    scrape_path: UrlPath | None = Field(
+        None, description="Where the engine shows its metrics. null: where its kind usually does."
+    )
+    scrape_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None, description="Port of the metrics. null: the endpoint's own, or where its kind usually has them."
+    )
+    scrape_select: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels with the values that count, where a page has several models or ranks; a series that "
+        "lacks the label counts for all. Empty counts every series: queues and tokens add up, the fullest "
+        "cache counts.",
+    )
+    scrape_token_file: FilePath | None = Field(
+        None, description="File with a bearer token for the metrics page; read again when it changes."
+    )
+    scrape_tls: ScrapeTls | None = Field(None, description="Read the page over TLS. null: plain HTTP.")
+    names: SignalNames = Field(default_factory=SignalNames, description="Metrics of your own, or renamed ones.")
+    orca: bool = Field(
+        False,
+        description="Have engines tell their load in a header of answers that are not streamed, and take it out on "
+        "the way to the client. vLLM does so, and logs a line for each such request.",
+    )
     stale_after_s: Positive = Field(5, description="An older reading is unknown.")
+    prometheus: Prometheus | None = Field(None, description="A Prometheus server that is asked too. null: none.")
 
     def flaws(self) -> Iterator[Flaw]:
         yield from _falling(self, "scrape_timeout_ms", "scrape_interval_ms")
 
 
-Engine = Literal["vllm"]
+Engine = Literal[
+    "vllm", "sglang", "trtllm-serve", "triton", "tgi", "llamacpp", "lmdeploy", "ray-serve", "ollama", "custom"
+]
 
 
 class Pool(Strict):
@@ -323,9 +393,14 @@ class Pool(Strict):
     models: tuple[Glob, ...] = Field(
         ("*",),
         min_length=1,
-        description="Globs over the request's `model`; the first pool that matches serves.",
+        description="Globs over the request's `model`: case matters, * is any characters, ? one, [ab] one of these. "
+        "The first pool that matches serves. Names are matched, not rewritten: its engines must know them.",
     )
-    engine: Engine = Field("vllm", description="What the endpoints run: the names of its metrics follow from it.")
+    engine: Engine = Field(
+        "vllm",
+        description="What the endpoints run: the names of its metrics follow from it. ollama shows none; for custom "
+        "they are in signals.names.",
+    )
     endpoints: tuple[Endpoint, ...] = Field((), description="The engines. Empty is for `discovery` only.")
     discovery: DiscoveryPolicy | None = Field(
         None,
@@ -347,6 +422,19 @@ class Pool(Strict):
             yield Flaw("a pool lists its endpoints or has discovery, not both; remove one", ("discovery",))
         for flaw in used_twice(self.endpoints):
             yield Flaw(flaw.message, *(("endpoints", *place) for place in flaw.at))
+        if self.engine == "custom" and self.signals.scrape and not self.signals.names.named:
+            yield Flaw(
+                "engine custom has no metrics until signals.names says which; or set signals.scrape to false",
+                ("signals", "names"),
+                ("engine",),
+            )
+        yield from unreadable_terms(self)
+
+    @property
+    def request_bias(self) -> float:
+        """The power of requests in flight by which Envoy divides weights."""
+        bias = self.balancing.active_request_bias
+        return make_law(self.scoring).request_bias if bias is None else bias
 
     def serves(self, model: str) -> bool:
         """Whether one of the globs matches `model` (case matters)."""
@@ -400,8 +488,9 @@ class Policy(Strict):
     ext_proc: ExtProc = Field(default_factory=ExtProc)
     state_file: Annotated[str, Field(min_length=1)] | None = Field(
         "auto",
-        description="Where what was learned is kept over a restart. auto: a file for each policy path, under "
-        "$STATE_DIRECTORY, $XDG_STATE_HOME or ~/.local/state. null: it is not kept.",
+        description="Where what was learned is kept over a restart; a relative path begins at the policy file's "
+        "folder. Written every 5 s, and at once when an endpoint goes out or comes back. auto: a file for each policy "
+        "path, under $STATE_DIRECTORY, $XDG_STATE_HOME or ~/.local/state. null: it is not kept.",
     )
     rejections: Rejections = Field(default_factory=Rejections)
     pools: tuple[Pool, ...] = Field(min_length=1, description="What is served, and by which engines.")

@@ -1,27 +1,46 @@
 """Whether the sources of a pool can give its law what it needs."""
 
 from collections.abc import Iterator, Mapping
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ruamel.yaml import YAML
-
-from trimtab.scoring import Need, make_law
+from trimtab.policy.engines import engine_tables
+from trimtab.policy.words import listed, quoted
+from trimtab.scoring import BlendPolicy, Need, make_law
+from trimtab.strict import Flaw
 
 if TYPE_CHECKING:
     from trimtab.policy.model import ExtProc, Pool
 
-# What is read from the engines' metrics, and which of the engine's tables names it.
+# Which signal of the engine's page meets a need.
 _ON_THE_PAGE: Mapping[Need, str] = {
     Need.WAITING: "waiting",
     Need.RUNNING: "running",
     Need.KV_USAGE: "kv_usage",
     Need.PREEMPTIONS: "preemptions",
+    Need.INTER_TOKEN: "inter_token",
     Need.TOKENS_PER_S: "generated_tokens",
 }
+# Which number of a Prometheus server does. It is asked for no histogram, so gaps between tokens are not among them.
+_ASKED: Mapping[Need, str] = {
+    Need.WAITING: "waiting",
+    Need.RUNNING: "running",
+    Need.KV_USAGE: "kv_usage",
+    Need.PREEMPTIONS: "preemptions_per_s",
+    Need.TOKENS_PER_S: "tokens_per_s",
+}
+# Engines whose pages may show more than their tables say: what an application exports itself.
+_OPEN_PAGES = frozenset({"custom", "ray-serve"})
 # What is seen in streams that are read to their end.
-_IN_STREAMS = {Need.INTER_TOKEN, Need.TOKENS_PER_S}
+_IN_STREAMS = frozenset({Need.INTER_TOKEN, Need.TOKENS_PER_S})
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What could meet a need."""
+
+    is_on: bool
+    mend: str  # how it is switched on
 
 
 def unmet_needs(pool: "Pool", ext_proc: "ExtProc") -> Iterator[str]:
@@ -29,30 +48,46 @@ def unmet_needs(pool: "Pool", ext_proc: "ExtProc") -> Iterator[str]:
 
     First tokens, errors and the ledger are always there: at the worst they come from the access log.
     """
-    law, told = make_law(pool.scoring), _signals()[pool.engine]
-    shares = {"sample_percent": ext_proc.sample_percent, "full_stream_percent": ext_proc.full_stream_percent}
-    unread = [f"ext_proc.{name}" for name, percent in shares.items() if percent == 0]
+    law = make_law(pool.scoring)
     for need in sorted(law.required()):
-        sources = []  # each with: where it comes from, whether it does, and how it is switched on
-        if _ON_THE_PAGE.get(need) in told:
-            sources.append((f"the metrics of {pool.engine}", pool.signals.scrape, "set signals.scrape to true"))
-        if need in _IN_STREAMS:
-            mend = f"set {' and '.join(unread)} above 0"
-            sources.append(("streams that are read to their end", not unread, mend))
-        if any(is_on for _, is_on, _ in sources) or not (need in _ON_THE_PAGE or sources):
+        sources = list(_sources(need, pool, ext_proc))
+        if sources and not any(source.is_on for source in sources):
+            mends = ", or ".join(source.mend for source in sources)
+            yield f"{law.name} needs {need}, which no source of this pool has: {mends}, or choose another law"
+
+
+def unreadable_terms(pool: "Pool") -> Iterator[Flaw]:
+    """A flaw for each term of a `blend` that names no custom signal for terms."""
+    if not isinstance(pool.scoring, BlendPolicy):
+        return
+    custom = pool.signals.prometheus.custom if pool.signals.prometheus else ()
+    actions = {signal.name: signal.action for signal in custom}
+    for index, term in enumerate(pool.scoring.terms):
+        if term.custom is None or actions.get(term.custom) == "term":
             continue
-        if sources:
-            yield (
-                f"{law.name} needs {need}, which comes from {' or from '.join(where for where, _, _ in sources)}: "
-                f"{', or '.join(mend for _, _, mend in sources)}"
-            )
-        else:
-            yield f"{law.name} needs {need}, which the metrics of {pool.engine} do not tell: choose another law"
+        at = ("scoring", "terms", index, "custom")
+        if term.custom in actions:
+            yield Flaw(f"{quoted(term.custom)} has another action: terms read signals with action: term", at)
+            continue
+        names = sorted(name for name, action in actions.items() if action == "term")
+        there = f"there are {listed(names)}" if names else "there are none with action: term"
+        yield Flaw(f"{quoted(term.custom)} is no signal of signals.prometheus.custom; {there}", at)
 
 
-@cache
-def _signals() -> Mapping[str, frozenset[str]]:
-    """The signals that each engine's metrics tell."""
-    text = files("trimtab").joinpath("data/engines.yaml").read_text(encoding="utf-8")
-    tables = YAML(typ="safe").load(text)
-    return {engine: frozenset(signal for signal, names in table.items() if names) for engine, table in tables.items()}
+def _sources(need: Need, pool: "Pool", ext_proc: "ExtProc") -> Iterator[_Source]:
+    signals, table = pool.signals, engine_tables()[pool.engine]
+    if signal := _ON_THE_PAGE.get(need):
+        if signal in signals.names.named or getattr(table, signal):
+            yield _Source(signals.scrape, "set signals.scrape to true")
+        elif pool.engine in _OPEN_PAGES:
+            yield _Source(False, f"name its metric in signals.names.{signal}")
+        if signal in table.orca:
+            yield _Source(signals.orca, "set signals.orca to true")
+    if asked := _ASKED.get(need):
+        server = signals.prometheus
+        is_asked = server is not None and asked in server.texts(pool.engine)
+        yield _Source(is_asked, f"ask Prometheus for {asked} in signals.prometheus")
+    if need in _IN_STREAMS:
+        shares = {"sample_percent": ext_proc.sample_percent, "full_stream_percent": ext_proc.full_stream_percent}
+        unread = [f"ext_proc.{name}" for name, percent in shares.items() if percent == 0]
+        yield _Source(not unread, f"set {' and '.join(unread)} above 0")

@@ -7,6 +7,8 @@ _LONGEST = 60
 
 _UNITS = {
     "points_per_s": "points per second",
+    "per_s": "per second",
+    "per_ms": "per millisecond",
     "s": "seconds",
     "ms": "milliseconds",
     "mib": "MiB",

@@ -56,12 +56,22 @@ _READINGS: Mapping[Reading, tuple[Need, Callable[[EndpointView], float | None]]]
 class BlendTerm(Strict):
     """One term of a `blend`: what is read, and the points that it can lose."""
 
-    reading: Reading = Field(description="What is read of an endpoint.")
+    reading: Reading | None = Field(None, description="What is read of an endpoint.")
+    custom: str | None = Field(
+        None, description="Or, in its place, the name of a signal of `signals.prometheus.custom` with `action: term`."
+    )
     weight: Positive = Field(1, description="Part of the points that it can lose, beside the other terms' weights.")
     good: _Finite = Field(0, description="The value that loses nothing.")
     bad: _Finite = Field(description="The value that loses all points of the term. Below `good`, less is worse.")
 
+    @property
+    def name(self) -> str:
+        """What is read, as pages and metrics name the term."""
+        return self.reading.value if self.reading is not None else self.custom or ""
+
     def flaws(self) -> Iterator[Flaw]:
+        if (self.reading is None) == (self.custom is None):
+            yield Flaw("a term needs either reading or custom", ("custom",), ("reading",))
         if self.good == self.bad:
             yield Flaw(
                 f"good and bad are both {self.good:g}: points are lost on the way from one to the other", ("bad",)
@@ -69,8 +79,14 @@ class BlendTerm(Strict):
 
     def loss(self, view: EndpointView) -> float | None:
         """How far the endpoint is from good to bad, 0 to 1; None if the reading is UNKNOWN."""
-        value = _READINGS[self.reading][1](view)
+        value = self._value(view)
         return None if value is None else min(1.0, max(0.0, (value - self.good) / (self.bad - self.good)))
+
+    def _value(self, view: EndpointView) -> float | None:
+        if self.reading is not None:
+            return _READINGS[self.reading][1](view)
+        known = view.custom.get(self.name)
+        return None if known is None else known.value
 
 
 class BlendPolicy(Strict):
@@ -81,12 +97,13 @@ class BlendPolicy(Strict):
     by_capacity: bool = Field(True, description="Multiply the score by the endpoint's capacity.")
 
     def flaws(self) -> Iterator[Flaw]:
-        readings = [term.reading for term in self.terms]
-        for index, reading in enumerate(readings):
-            if reading in readings[:index]:
+        names = [term.name for term in self.terms]
+        for index, name in enumerate(names):
+            if name in names[:index]:
                 yield Flaw(
-                    f"{reading} is already read by terms[{readings.index(reading)}]; remove one of them",
+                    f"{name} is already read by terms[{names.index(name)}]; remove one of them",
                     ("terms", index, "reading"),
+                    ("terms", index, "custom"),
                 )
 
 
@@ -100,13 +117,13 @@ class Blend(Law):
         self._policy = policy
 
     def required(self) -> frozenset[Need]:
-        return frozenset(_READINGS[term.reading][0] for term in self._policy.terms)
+        return frozenset(_READINGS[term.reading][0] for term in self._policy.terms if term.reading is not None)
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool)
         scores = {}
         for view in pool.endpoints:
-            lost = points_lost({term.reading.value: (term.weight, term.loss(view)) for term in self._policy.terms})
+            lost = points_lost({term.name: (term.weight, term.loss(view)) for term in self._policy.terms})
             score = max(0.0, 100.0 - sum(lost.values()))
             share = score / 100.0 * (capacities[view.id] if self._policy.by_capacity else 1.0)
             scores[view.id] = Score(score, share, lost)

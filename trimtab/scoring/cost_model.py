@@ -13,7 +13,10 @@ _FIRST_SPREAD = 0.3
 # How little is known of a cost at most, as a part of it: at the start, and after long forgetting.
 _FIRST_DOUBT = 1.0
 _MOST_DOUBT = 4.0
-_LEAST_COST = 1e-6
+# A cost is at least this part of what it was first taken for. TTFTs cannot tell the two costs apart while prompts are
+# alike; then one of them may wander, but never to nothing, where it would stay.
+_LEAST_COST = 0.02
+_LEAST_DOUBTED = 0.2  # a cost is doubted as if it were at least this part of what it was first taken for
 _LEAST_TTFT_S = 0.005  # shorter ones differ by a step's luck, not by the load
 _ERROR_ALPHA = 0.05
 _LONGEST_LOG = 3.0  # a change is at most twentyfold at once
@@ -37,11 +40,21 @@ class CostModel:
     moves both costs at once, because forgetting alone would take some hundred samples to follow.
     """
 
-    __slots__ = ("_change", "_doubt", "_spread", "error", "per_attempt_s", "per_kilotoken_s", "samples")
+    __slots__ = (
+        "_change",
+        "_doubt",
+        "_first_a",
+        "_first_b",
+        "_spread",
+        "error",
+        "per_attempt_s",
+        "per_kilotoken_s",
+        "samples",
+    )
 
     def __init__(self, per_kilotoken_s: float, per_attempt_s: float) -> None:
-        self.per_kilotoken_s = per_kilotoken_s
-        self.per_attempt_s = per_attempt_s
+        self.per_kilotoken_s = self._first_a = per_kilotoken_s
+        self.per_attempt_s = self._first_b = per_attempt_s
         self.samples = 0
         self.error: float | None = None  # of predictions, mean |predicted - seen| / seen
         self._spread = _FIRST_SPREAD
@@ -59,8 +72,8 @@ class CostModel:
         self._rate(abs(predicted - seen) / seen)
         change = self._change.factor(max(-_LONGEST_LOG, min(_LONGEST_LOG, log(seen / predicted))))
         if change is not None:
-            self.per_kilotoken_s = max(_LEAST_COST, self.per_kilotoken_s * exp(change))
-            self.per_attempt_s = max(_LEAST_COST, self.per_attempt_s * exp(change))
+            self.per_kilotoken_s = max(_LEAST_COST * self._first_a, self.per_kilotoken_s * exp(change))
+            self.per_attempt_s = max(_LEAST_COST * self._first_b, self.per_attempt_s * exp(change))
             self._doubt = self._wide(_FIRST_DOUBT)
             predicted = max(self.predict(kilotokens, attempts), _LEAST_TTFT_S)
         residual = self._cut((seen - self.predict(kilotokens, attempts)) / predicted)
@@ -85,12 +98,13 @@ class CostModel:
         scale = _FORGET * max(self._spread, _LEAST_SPREAD) ** 2 + kilotokens * u + attempts * v
         a = self.per_kilotoken_s + u / scale * residual
         b = self.per_attempt_s + v / scale * residual
-        # A cost below 0 is noise: that one goes to its bound, and the other explains the whole sample.
-        if b < _LEAST_COST and kilotokens > 0:
-            a, b = a + (b - _LEAST_COST) * attempts / kilotokens, _LEAST_COST
-        elif a < _LEAST_COST and attempts > 0:
-            a, b = _LEAST_COST, b + (a - _LEAST_COST) * kilotokens / attempts
-        self.per_kilotoken_s, self.per_attempt_s = max(a, _LEAST_COST), max(b, _LEAST_COST)
+        # A cost below its bound is noise: it stays there, and the other explains the whole sample.
+        least_a, least_b = _LEAST_COST * self._first_a, _LEAST_COST * self._first_b
+        if b < least_b and kilotokens > 0:
+            a, b = a + (b - least_b) * attempts / kilotokens, least_b
+        elif a < least_a and attempts > 0:
+            a, b = least_a, b + (a - least_a) * kilotokens / attempts
+        self.per_kilotoken_s, self.per_attempt_s = max(a, least_a), max(b, least_b)
         p, q, s = (p - u * u / scale) / _FORGET, (q - u * v / scale) / _FORGET, (s - v * v / scale) / _FORGET
         # Forgetting what the samples do not speak of would let the doubt about it grow without end.
         (most_p, _), (_, most_s) = self._wide(_MOST_DOUBT)
@@ -106,4 +120,6 @@ class CostModel:
         self.error = error if self.error is None else self.error + _ERROR_ALPHA * (error - self.error)
 
     def _wide(self, doubt: float) -> _Matrix:
-        return ((doubt * self.per_kilotoken_s) ** 2, 0.0), (0.0, (doubt * self.per_attempt_s) ** 2)
+        a = max(self.per_kilotoken_s, _LEAST_DOUBTED * self._first_a)
+        b = max(self.per_attempt_s, _LEAST_DOUBTED * self._first_b)
+        return ((doubt * a) ** 2, 0.0), (0.0, (doubt * b) ** 2)

@@ -23,7 +23,10 @@ _SPREAD_ALPHA = 0.02  # weight of a new prompt: the last fifty count most
 
 
 class FusedPolicy(Strict):
-    """Numbers of the `fused` law. The weights are those at rest: each may double, and then all are made to sum to 1."""
+    """Numbers of the `fused` law.
+
+    The three weights are those at rest and must sum to 1: each may double, and then all are made to sum to 1.
+    """
 
     law: Literal["fused"] = Field("fused", description="Names this law.")
     ttft_weight: Share = Field(0.5, description="Part of the points that TTFT can lose. 0 leaves it out.")
@@ -57,6 +60,9 @@ class Fused(Law):
         self._policy = policy
         self._violations = FadingShare(_SLA_HALF_LIFE_S)
         self._prompts = _Spread()
+
+    def required(self) -> frozenset[Need]:
+        return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool)

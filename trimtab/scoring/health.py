@@ -14,7 +14,7 @@ from trimtab.strict import Flaw, Strict
 
 
 class HealthPolicy(Strict):
-    """Numbers of the `health` law."""
+    """Numbers of the `health` law. Its three weights must sum to 1."""
 
     law: Literal["health"] = "health"
     ttft_threshold_ms: Positive = Field(default=2000, description="A TTFT that loses all its points.")

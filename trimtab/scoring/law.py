@@ -20,11 +20,11 @@ class Need(StrEnum):
     TTFT = "ttft"  # first tokens, from the watching filter
     ERRORS = "errors"
     LEDGER = "ledger"  # outstanding prompt work, from the access log
-    WAITING = "waiting"
+    WAITING = "waiting"  # this and what follows comes from sources that a pool may or may not have
     RUNNING = "running"
     KV_USAGE = "kv_usage"
     PREEMPTIONS = "preemptions"
-    INTER_TOKEN = "inter_token"  # gaps between tokens, from streams that are read to their end
+    INTER_TOKEN = "inter_token"  # gaps between tokens
     TOKENS_PER_S = "tokens_per_s"
 
 
@@ -52,6 +52,9 @@ class Law(ABC):
     ramped: ClassVar[bool] = True  # the score may rise only so many points per second
     damped: ClassVar[bool] = True  # small changes of a weight are not pushed
     floored: ClassVar[bool] = True  # an endpoint that is in keeps a least share; False: the law sees to that
+    request_bias: ClassVar[float] = (
+        1.0  # Envoy's, where a policy names none; 0: the law itself counts what is in flight
+    )
     ttft_alpha: float = 0.2  # weight of a new sample in the mean TTFT that the law is shown
 
     @abstractmethod

@@ -14,7 +14,7 @@ from trimtab.strict import Flaw, Strict
 
 
 class LinearPolicy(Strict):
-    """Numbers of the `linear` law."""
+    """Numbers of the `linear` law. Its three weights must sum to 1."""
 
     law: Literal["linear"] = Field("linear", description="Names this law.")
     kv_weight: Share = Field(0.4, description="Part of the points that KV usage can lose. 0 leaves it out.")
@@ -38,6 +38,9 @@ class Linear(Law):
 
     def __init__(self, policy: LinearPolicy) -> None:
         self._policy = policy
+
+    def required(self) -> frozenset[Need]:
+        return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool)

@@ -16,7 +16,7 @@ _LEAST = 0.1  # of its points each term leaves, however bad it is
 
 
 class MiddlewarePolicy(Strict):
-    """Numbers of the `middleware` law."""
+    """Numbers of the `middleware` law. Its two weights must sum to 1."""
 
     law: Literal["middleware"] = Field("middleware", description="Names this law.")
     kv_weight: Share = Field(0.6, description="Part of the points that KV usage can lose. 0 leaves it out.")
@@ -37,6 +37,9 @@ class Middleware(Law):
 
     def __init__(self, policy: MiddlewarePolicy) -> None:
         self._policy = policy
+
+    def required(self) -> frozenset[Need]:
+        return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool)

@@ -19,7 +19,8 @@ _FIRST_PER_ATTEMPT_S = 0.001
 # An endpoint is tried again if it is so many times slower than it was at its best of late.
 _MUCH_SLOWER = 2.0
 _LEAST_TTFT_S = 0.001
-_FIRST_SAMPLES = 20  # until then its costs are still a guess
+_FIRST_SAMPLES = 3  # until then its costs are still a guess
+_LONGEST_POUR_S = 2.0
 _BEST_FADES = 0.01  # per sample: what was better for some hundred answers is the past
 
 
@@ -32,7 +33,7 @@ class PredictedTtftPolicy(Strict):
         default=20, description="How fast the largest burst of an interval is forgotten."
     )
     floor: Annotated[float, Field(ge=0, le=0.1)] = Field(
-        default=0.002, description="Share of the fastest endpoint when it gets nothing; slower ones get less."
+        default=0.002, description="Share of the largest endpoint when it gets nothing; smaller ones get less."
     )
     form: Literal["water_filling", "power"] = Field(
         default="water_filling",
@@ -40,7 +41,7 @@ class PredictedTtftPolicy(Strict):
     )
     gamma: Annotated[float, Field(gt=0, le=10)] = Field(default=2, description="Exponent of the power form.")
     retry_s: _Positive = Field(
-        default=5, description="An endpoint that became much slower is tried with a request, so often at most."
+        default=5, description="An endpoint that became much slower, or silent, is tried so often at most."
     )
     score_threshold_ms: _Positive = Field(default=2000, description="A predicted TTFT that scores 50.")
 
@@ -48,28 +49,41 @@ class PredictedTtftPolicy(Strict):
 class _Endpoint:
     """What is known of one endpoint's costs, now and at its best."""
 
-    __slots__ = ("_best", "cost", "hopeful", "sampled_at")
+    __slots__ = ("_best", "_sent", "_touched_at", "cost", "hopeful")
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
-        self.sampled_at: float | None = None
         self.hopeful = False  # its last answer came much sooner than was predicted
         self._best: float | None = None
+        self._sent: int | None = None
+        self._touched_at: float | None = None  # when it was last sent something, or answered
+
+    def sent(self, now: float, prompt_bytes: int) -> int:
+        """Take in the total of what was ever sent there; returns what came since the last time."""
+        before, self._sent = self._sent, prompt_bytes
+        if before is None or prompt_bytes > before:
+            self._touched_at = now
+        return 0 if before is None else prompt_bytes - before
 
     def learn(self, at: float, kilotokens: float, attempts: float, ttft_s: float) -> None:
         self.hopeful = ttft_s * _MUCH_SLOWER < self.cost.predict(kilotokens, attempts)
-        self.sampled_at = at
+        self._touched_at = at
         self.cost.learn(kilotokens, attempts, ttft_s)
         level = self._level()
         if self._best is None or self.cost.samples <= _FIRST_SAMPLES:
             self._best = level
         self._best = min(level, self._best + _BEST_FADES * (level - self._best))
 
-    def wants_try(self, now: float, retry_s: float) -> bool:
-        """Whether it is so much slower than it was that it is worth a request to see if it still is."""
-        if self._best is None or self.sampled_at is None or self._level() <= _MUCH_SLOWER * self._best:
+    def wants_try(self, now: float, wait_s: float, retry_s: float) -> bool:
+        """Whether an idle endpoint is worth a request to see if it is still as slow, or as silent, as it came to be.
+
+        `wait_s` is what a request is believed to wait there, by its costs or by the silence that was seen.
+        """
+        slower = self._best is not None and self._level() > _MUCH_SLOWER * self._best
+        silent = wait_s > _MUCH_SLOWER * self._level()
+        if not (slower or silent) or self._touched_at is None:
             return False
-        return self.hopeful or now - self.sampled_at >= retry_s
+        return self.hopeful or now - self._touched_at >= retry_s
 
     def _level(self) -> float:
         return self.cost.predict(1.0, 1.0)
@@ -83,32 +97,35 @@ class PredictedTtft(Law):
     # It moves shares on purpose at every interval, and keeps its own floor.
     ramped: ClassVar[bool] = False
     damped: ClassVar[bool] = False
+    request_bias: ClassVar[float] = 0.0
     floored: ClassVar[bool] = False
 
     def __init__(self, policy: PredictedTtftPolicy) -> None:
         self._policy = policy
         self._endpoints: dict[EndpointId, _Endpoint] = {}
         self._memory: dict[str, Mapping[str, float]] = {}
-        self._sent: dict[EndpointId, int] = {}
         self._peak_kilotokens = 0.0
         self._prompt_kilotokens = 0.0
         self._judged_at: float | None = None
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        self._follow_demand(pool, now)
         capacities = capacities_of(pool)
         largest = max(capacities.values(), default=1.0)
         known = [self._endpoint(view.id, capacities[view.id] / largest) for view in pool.endpoints]
+        sent = [
+            endpoint.sent(now, view.prompt_bytes_sent) for view, endpoint in zip(pool.endpoints, known, strict=True)
+        ]
+        self._follow_demand(self._kilotokens(sum(sent)), now)
         waits = [self._predicted(view, endpoint.cost) for view, endpoint in zip(pool.endpoints, known, strict=True)]
-        rates = [1.0 / endpoint.cost.per_kilotoken_s for endpoint in known]
+        rates = [self._rate(endpoint.cost) for endpoint in known]
         # Nothing is poured over an endpoint that takes no new work: it would be lost.
         free = [number for number, view in enumerate(pool.endpoints) if view.id not in pool.held]
         shares = dict(zip(free, self._shares([waits[i] for i in free], [rates[i] for i in free]), strict=True))
-        fastest = max(rates, default=1.0)
         scores = {}
         for number, (view, endpoint) in enumerate(zip(pool.endpoints, known, strict=True)):
-            share = max(shares.get(number, 0.0), self._policy.floor * rates[number] / fastest)
-            if not view.in_flight and endpoint.wants_try(now, self._policy.retry_s):
+            # By capacity, not by the learned speed, which may be the very thing that is wrong.
+            share = max(shares.get(number, 0.0), self._policy.floor * capacities[view.id] / largest)
+            if not view.in_flight and endpoint.wants_try(now, waits[number], self._policy.retry_s):
                 share = max(share, self._one_request())
             scores[view.id] = self._score(view, endpoint.cost, waits[number], share)
         return scores
@@ -123,7 +140,6 @@ class PredictedTtft(Law):
 
     def forget(self, endpoint: EndpointId) -> None:
         self._endpoints.pop(endpoint, None)
-        self._sent.pop(endpoint, None)
         self._memory.pop(endpoint.address, None)
 
     def remember(self) -> dict[str, Any]:
@@ -150,13 +166,21 @@ class PredictedTtft(Law):
         wait = cost.predict(self._kilotokens(view.outstanding_prompt_bytes), view.in_flight)
         return max(wait, view.oldest_wait_s)
 
+    def _rate(self, cost: CostModel) -> float:
+        """How many thousand prompt tokens, in typical requests, raise the endpoint's TTFT by a second."""
+        typical = self._prompt_kilotokens or 1.0
+        return typical / cost.predict(typical, 1.0)
+
     def _shares(self, waits: Sequence[float], rates: Sequence[float]) -> list[float]:
         """The part of what comes next for each endpoint that takes work; they sum to 1."""
+        # What is levelled is the TTFT of a typical request, whose own prompt takes its time too.
+        ttfts = [wait + self._prompt_kilotokens / rate for wait, rate in zip(waits, rates, strict=True)]
         if self._policy.form == "power":
-            typical = [wait + self._prompt_kilotokens / rate for wait, rate in zip(waits, rates, strict=True)]
-            parts = [(1.0 / max(ttft, _LEAST_TTFT_S)) ** self._policy.gamma for ttft in typical]
+            parts = [(1.0 / max(ttft, _LEAST_TTFT_S)) ** self._policy.gamma for ttft in ttfts]
         else:
-            parts = pour(self._coming(), waits, rates)
+            # A burst that takes longer than this to serve is spread over whoever is not much later than the others.
+            # More would reach an endpoint that does not answer at all.
+            parts = pour(min(self._coming(), _LONGEST_POUR_S * sum(rates)), ttfts, rates)
         total = sum(parts) or 1.0
         return [part / total for part in parts]
 
@@ -184,15 +208,13 @@ class PredictedTtft(Law):
         breakdown = {"prompt": lost * prompt, "running": lost * running, "silence": lost * silence}
         return Score(score, share, breakdown, why, cost.error)
 
-    def _follow_demand(self, pool: PoolSnapshot, now: float) -> None:
+    def _follow_demand(self, kilotokens: float, now: float) -> None:
         """Keep the largest work that one interval has brought, fading."""
-        sent = {view.id: view.prompt_bytes_sent for view in pool.endpoints}
-        arrived = sum(total - self._sent.get(id, total) for id, total in sent.items())
         if self._judged_at is not None:
             elapsed = max(0.0, now - self._judged_at)
             self._peak_kilotokens *= 0.5 ** (elapsed / self._policy.peak_half_life_s)
-        self._peak_kilotokens = max(self._peak_kilotokens, self._kilotokens(arrived))
-        self._sent, self._judged_at = sent, now
+        self._peak_kilotokens = max(self._peak_kilotokens, kilotokens)
+        self._judged_at = now
 
     def _kilotokens(self, prompt_bytes: int) -> float:
         return prompt_bytes / self._policy.bytes_per_token / 1000.0

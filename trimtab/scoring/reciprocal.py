@@ -38,6 +38,7 @@ class Reciprocal(Law):
     # of twenty requests one is less than hysteresis lets through, just where the pool is full.
     ramped: ClassVar[bool] = False
     damped: ClassVar[bool] = False
+    request_bias: ClassVar[float] = 0.0
 
     def __init__(self, policy: ReciprocalPolicy) -> None:
         self._policy = policy

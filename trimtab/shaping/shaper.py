@@ -8,6 +8,7 @@ from random import Random
 from trimtab.fleet.conduct import Judged, Spoke
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.policy.model import Shaping
+from trimtab.policy.prometheus import CustomSignal
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.law import Law, Score
 from trimtab.shaping.decision import EndpointDecision, PoolDecision, State
@@ -29,9 +30,10 @@ Holds = Mapping[EndpointId, Hold | None]
 class Shaper:
     """The standings of one pool's endpoints, and the weights that were pushed last."""
 
-    def __init__(self, numbers: Shaping, rng: Random) -> None:
+    def __init__(self, numbers: Shaping, rng: Random, limits: Sequence[CustomSignal] = ()) -> None:
         self.numbers = numbers
         self.out: Mapping[str, str] = {}  # address -> why discovery wants it to take no new work
+        self.limits = limits  # custom signals that drain
         self._rng = rng
         self._standings: dict[EndpointId, Standing] = {}
         self._pushed: Pushed = {}
@@ -109,7 +111,7 @@ class Shaper:
 
     def _holds(self, now: float, views: Sequence[EndpointView]) -> Holds:
         """What holds each endpoint back; a full KV cache does only while another is known to have room."""
-        holds = {view.id: self._hold(now, view.id) for view in views}
+        holds = {view.id: self._hold(now, view) for view in views}
         limit = self.numbers.kv_limit
         free = {view.id: view.signals.kv_usage for view in views if holds[view.id] is None}
         full = {id for id, usage in free.items() if self._standings[id].is_full(usage, limit)}
@@ -121,10 +123,11 @@ class Shaper:
                 holds[id] = Hold(State.FULL, None, f"full: {usage}, and another endpoint has room")
         return holds
 
-    def _hold(self, now: float, id: EndpointId) -> Hold | None:
-        if why := self.out.get(id.address):
+    def _hold(self, now: float, view: EndpointView) -> Hold | None:
+        if why := self.out.get(view.id.address):
             return Hold(State.DRAINING, None, f"{State.DRAINING}: {why}")
-        return self._standings[id].hold(now)
+        standing = self._standings[view.id]
+        return standing.past_limit(view.custom, self.limits) or standing.hold(now)
 
     def _shaped(self, now: float, id: EndpointId, hold: Hold | None, score: float, law: Law) -> float:
         ramp = self._standings[id].ramp

@@ -1,5 +1,6 @@
 """What shaping holds against one incarnation of an endpoint."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -9,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.fleet.conduct import Judged
 from trimtab.fleet.judgement import Judgement
+from trimtab.fleet.queried import CustomReading
 from trimtab.policy.model import Shaping
+from trimtab.policy.prometheus import CustomSignal
 from trimtab.shaping.breaker import LONGEST_OPEN, Breaker, BreakerState
 from trimtab.shaping.cooldown import CoolDown
 from trimtab.shaping.decision import State
@@ -61,6 +64,7 @@ class Standing:
         self._leaving_until = -inf
         self._why: dict[Judgement, str] = {}  # of the last one of a kind
         self.was_full = False  # out for it at the last step
+        self._past: frozenset[str] = frozenset()  # custom signals that it was out for at the last step
         self.leaned_on = 0.0  # 0..1, the part of its work that it keeps while it is held
         self._accused = False  # since the last step
 
@@ -119,6 +123,18 @@ class Standing:
         if kv_usage is None:
             return False
         return kv_usage >= limit or (self.was_full and kv_usage >= limit - _KV_HYSTERESIS)
+
+    def past_limit(self, custom: Mapping[str, CustomReading], limits: Sequence[CustomSignal]) -> Hold | None:
+        """The hold of the first custom signal that drains the endpoint; UNKNOWN drains none."""
+        reasons = {}
+        for limit in limits:
+            value = custom[limit.name].value if limit.name in custom else None
+            if value is not None and limit.is_past(value, was_past=limit.name in self._past):
+                unit = f" {limit.shown_unit}" if limit.shown_unit else ""
+                side = f"above {limit.above:g}" if limit.above is not None else f"below {limit.below:g}"
+                reasons[limit.name] = f"{State.DRAINING}: {limit.name} is {value:g}{unit}, the limit is {side}"
+        self._past = frozenset(reasons)
+        return Hold(State.DRAINING, None, next(iter(reasons.values()))) if reasons else None
 
     def remember(self) -> StandingMemory:
         def when(at: float) -> float | None:

@@ -46,7 +46,12 @@ async def serve(engines: Sequence[tuple[EngineServer, int]], host: str, until_st
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m trimtab.sim.server", description="Simulated engines.")
+    parser = argparse.ArgumentParser(
+        prog="python -m trimtab.sim.server",
+        description="Simulated engines that speak like vLLM; docs/engine-model.md says what they model.",
+        epilog="Faults: POST /control/fault to an engine, as in "
+        """curl ADDRESS/control/fault -d '{"kind": "saturate_429", "for_s": 30}'; the kind "none" heals it.""",
+    )
     parser.add_argument("--kind", action="append", choices=sorted(KINDS), required=True, help="once per engine")
     parser.add_argument("--name", action="append", default=[], help="once per engine; default: its kind")
     parser.add_argument("--port", action="append", type=int, default=[], help="once per engine; 0 is a free one")

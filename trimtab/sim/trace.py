@@ -1,13 +1,14 @@
 """Request traces: when requests came, and how many tokens they had."""
 
 import csv
+import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from importlib import resources
 from pathlib import Path
 
-_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 _TRACES = resources.files("trimtab").joinpath("data/traces")
 
 
@@ -25,17 +26,24 @@ class TraceError(ValueError):
 
 
 def load_trace(path: str | Path) -> list[Request]:
-    """Read a CSV file with a header that names at least arrival_s, prompt_tokens and output_tokens.
+    """Read a trace: our own CSV, or a file as Azure, BurstGPT or Mooncake published it.
 
-    Lines that begin with # are comments. Arrivals must not go backwards. Raises TraceError for all that is
-    wrong with the content, OSError if there is no such file.
+    A CSV file has a header, which names at least the columns of one of `_LAYOUTS`; lines that begin with # are
+    comments. A file whose name ends in .jsonl is Mooncake's. Arrivals must not go backwards. Raises TraceError for
+    all that is wrong with the content, OSError if there is no such file.
     """
     path = Path(path)
     with path.open(newline="", encoding="utf-8-sig") as file:
         try:
-            return list(_read(str(path), file))
+            rows = _json_rows if path.suffix == ".jsonl" else _csv_rows
+            return list(_requests(str(path), rows(str(path), _Numbered(file))))
         except (UnicodeDecodeError, csv.Error) as error:
             raise TraceError(f"{path}: not a CSV file: {error}") from None
+
+
+def bundled_traces() -> Sequence[str]:
+    """The names of the traces that come with Trimtab."""
+    return sorted(entry.name.removesuffix(".csv") for entry in _TRACES.iterdir() if entry.name.endswith(".csv"))
 
 
 def bundled_trace(name: str) -> list[Request]:
@@ -43,9 +51,9 @@ def bundled_trace(name: str) -> list[Request]:
 
     `azure23_conv` is the busiest six minutes of a chat service. Raises TraceError for an unknown name.
     """
-    known = sorted(entry.name.removesuffix(".csv") for entry in _TRACES.iterdir() if entry.name.endswith(".csv"))
+    known = bundled_traces()
     if name not in known:
-        raise TraceError(f"{name}: no such bundled trace, there is {', '.join(known)}")
+        raise TraceError(f"{name}: no such bundled trace, there are {', '.join(known)}")
     with resources.as_file(_TRACES.joinpath(f"{name}.csv")) as path:
         return load_trace(path)
 
@@ -79,33 +87,77 @@ def cut(trace: Iterable[Request], seconds: float) -> list[Request]:
     return [request for request in trace if request.arrival_s < seconds]
 
 
-def _read(name: str, lines: Iterable[str]) -> Iterator[Request]:
-    numbered = _Numbered(lines)
-    rows = csv.reader(numbered)
-    header = [field.strip() for field in next(rows, [])]
-    missing = [column for column in _COLUMNS if column not in header]
-    if missing:
-        raise TraceError(f"{name}:{numbered.line}: the header has no column {' and no '.join(missing)}")
-    places = [header.index(column) for column in _COLUMNS]
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The columns of a kind of CSV file, and how its arrivals are read."""
+
+    arrival: str
+    prompt: str
+    output: str
+    seconds: Callable[[str], float]
+    from_first: bool = True  # arrivals are counted from the first row
+    failures: bool = False  # requests without a token are there, and failed: they are left out
+
+
+_LAYOUTS = (
+    _Layout("arrival_s", "prompt_tokens", "output_tokens", float, from_first=False),
+    _Layout("TIMESTAMP", "ContextTokens", "GeneratedTokens", lambda text: datetime.fromisoformat(text).timestamp()),
+    _Layout("Timestamp", "Request tokens", "Response tokens", float, failures=True),
+)
+
+_Row = tuple[str, Request]  # where it stands, and what it says
+
+
+def _requests(name: str, rows: Iterable[_Row]) -> Iterator[Request]:
     last = 0.0
     count = 0
-    for row in rows:
-        where = f"{name}:{numbered.line}"
-        if len(row) != len(header):
-            raise TraceError(f"{where}: {len(row)} fields where the header has {len(header)}")
-        arrival, prompt, output = (row[place] for place in places)
-        request = Request(
-            _seconds(where, arrival),
-            _tokens(where, "prompt_tokens", prompt),
-            _tokens(where, "output_tokens", output),
-        )
+    for where, request in rows:
         if request.arrival_s < last:
             raise TraceError(f"{where}: arrival_s {request.arrival_s:g} is before the line above, {last:g}")
         last = request.arrival_s
         count += 1
         yield request
     if count == 0:
-        raise TraceError(f"{name}:{numbered.line}: no requests")
+        raise TraceError(f"{name}: no requests")
+
+
+def _csv_rows(name: str, lines: "_Numbered") -> Iterator[_Row]:
+    rows = csv.reader(lines)
+    header = [field.strip() for field in next(rows, [])]
+    layout = next((layout for layout in _LAYOUTS if layout.arrival in header), _LAYOUTS[0])
+    columns = (layout.arrival, layout.prompt, layout.output)
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise TraceError(f"{name}:{lines.line}: the header has no column {' and no '.join(missing)}")
+    places = [header.index(column) for column in columns]
+    first: float | None = None
+    for row in rows:
+        where = f"{name}:{lines.line}"
+        if len(row) != len(header):
+            raise TraceError(f"{where}: {len(row)} fields where the header has {len(header)}")
+        arrival, prompt, output = (row[place] for place in places)
+        if layout.failures and (prompt.strip() == "0" or output.strip() == "0"):
+            continue
+        at = _seconds(where, layout.arrival, arrival, layout.seconds)
+        if layout.from_first:
+            first = at if first is None else first
+            at = round(at - first, 6)
+        yield where, Request(at, _tokens(where, layout.prompt, prompt), _tokens(where, layout.output, output))
+
+
+def _json_rows(name: str, lines: "_Numbered") -> Iterator[_Row]:
+    first: float | None = None
+    for text in lines:
+        where = f"{name}:{lines.line}"
+        try:
+            row = json.loads(text)
+            arrival, prompt, output = (row[key] for key in ("timestamp", "input_length", "output_length"))
+        except (ValueError, TypeError, KeyError):
+            raise TraceError(f"{where}: not an object with timestamp, input_length and output_length") from None
+        at = _seconds(where, "timestamp", str(arrival), lambda text: float(text) / 1000)
+        first = at if first is None else first
+        prompt_tokens = _tokens(where, "input_length", str(prompt))
+        yield where, Request(round(at - first, 6), prompt_tokens, _tokens(where, "output_length", str(output)))
 
 
 class _Numbered:
@@ -122,13 +174,13 @@ class _Numbered:
                 yield text
 
 
-def _seconds(where: str, text: str) -> float:
+def _seconds(where: str, column: str, text: str, read: Callable[[str], float]) -> float:
     try:
-        value = float(text)
-    except ValueError:
+        value = read(text)
+    except (ValueError, OverflowError):
         value = math.nan
     if not 0 <= value < math.inf:
-        raise TraceError(f"{where}: arrival_s {text!r} is not a number of seconds")
+        raise TraceError(f"{where}: {column} {text!r} is not a time")
     return value
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from xds_server.access import AccessError
 from xds_server.discovery.source import Answer, Source, SourceError, one_line
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ _FIRST_RETRY_S = 0.5
 class SourceStatus:
     """How a pool's source does. Times are Unix seconds."""
 
-    kind: str  # static, file, dns, http, kubernetes
+    kind: str  # file, dns, http or kubernetes
     listed: int  # endpoints in use
     answered_at: float | None  # when it last gave a good answer
     stale_since: float | None  # since when what is in use is not what the source says now; None: it is
@@ -86,7 +87,7 @@ class Follower:
                         self._take(answer)
                         patience.reschedule(self._ask_anew_at())
                 why = "it stopped answering"
-            except (SourceError, OSError) as error:
+            except (SourceError, AccessError, OSError) as error:
                 if patience.expired():
                     continue
                 why = one_line(error)

@@ -10,8 +10,9 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from trimtab.policy.discovery import HttpSource
 from trimtab.policy.model import split_host_port
+from xds_server.access import why_failed
 from xds_server.discovery.source import Answer, Listed, SourceError, capacity, one_line
-from xds_server.discovery.web import bearer, new_session, read_body, trust
+from xds_server.discovery.web import Web, read_body
 
 _MAX_BYTES = 8 * 2**20
 
@@ -38,26 +39,22 @@ class FromHttp:
 
     async def answers(self) -> AsyncGenerator[Answer]:
         policy = self._policy
-        async with new_session(trust(policy.ca_file, policy.skip_verify)) as session:
+        async with Web(token_file=policy.token_file, ca_file=policy.ca_file, skip_verify=policy.skip_verify) as web:
             while True:
                 try:
                     async with asyncio.timeout(policy.timeout_s):
-                        body = await self._ask(session)
+                        body = await self._ask(web)
                 except TimeoutError:
                     raise SourceError(f"no whole answer within {policy.timeout_s:g} s") from None
                 except aiohttp.ClientError as error:
-                    raise SourceError(one_line(error)) from None
+                    raise SourceError(f"{policy.url}: {why_failed(error)}") from None
                 yield await asyncio.to_thread(self._read, body)
                 await asyncio.sleep(policy.refresh_s * self._rng.uniform(0.9, 1.0))
 
-    async def _ask(self, session: aiohttp.ClientSession) -> bytes:
+    async def _ask(self, web: Web) -> bytes:
         policy = self._policy
-        headers = {
-            "Accept": "application/json",
-            "X-Prometheus-Refresh-Interval-Seconds": f"{policy.refresh_s:g}",
-            **bearer(policy.token_file),
-        }
-        async with session.get(policy.url, headers=headers, allow_redirects=False) as response:
+        headers = {"X-Prometheus-Refresh-Interval-Seconds": f"{policy.refresh_s:g}"}
+        async with web.get(policy.url, headers=headers) as response:
             if response.status == 401:
                 mend = f"is the token in {policy.token_file} the right one?" if policy.token_file else "give token_file"
                 raise SourceError(f"HTTP 401 from {policy.url}: {mend}")

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -13,9 +12,10 @@ import aiohttp
 from pydantic import ValidationError
 
 from trimtab.policy.discovery import KubernetesSource
+from xds_server.access import why_failed
 from xds_server.discovery.kubernetes_objects import Manifest, Pod, Slice, listed_pods, listed_slices
 from xds_server.discovery.source import Answer, SourceError, one_line, socket_address
-from xds_server.discovery.web import bearer, new_session, read_body, trust
+from xds_server.discovery.web import Web, read_body
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -63,10 +63,10 @@ class FromKubernetes:
     async def answers(self) -> AsyncGenerator[Answer]:
         place = self._place()
         outdated = 0
-        async with new_session(self._trust()) as session:
+        async with self._web(place) as web:
             while True:
                 try:
-                    async with aclosing(self._follow(session, place)) as states:
+                    async with aclosing(self._follow(web, place)) as states:
                         async for objects in states:
                             outdated = 0
                             yield self._listed(objects)
@@ -76,7 +76,7 @@ class FromKubernetes:
                         raise SourceError(f"what {place.url} lists is outdated before it can be watched") from None
                     await asyncio.sleep(_PAUSE_S)
                 except aiohttp.ClientError as error:
-                    raise SourceError(one_line(error)) from None
+                    raise SourceError(f"{place.api}: {why_failed(error)}") from None
                 except ValidationError as error:
                     raise SourceError(f"not what Kubernetes would say: {one_line(error)}") from None
 
@@ -86,13 +86,13 @@ class FromKubernetes:
             return listed_slices([o for o in objects.values() if isinstance(o, Slice)], port, port_name, label)
         return listed_pods([o for o in objects.values() if isinstance(o, Pod)], port, port_name, label)
 
-    async def _follow(self, session: aiohttp.ClientSession, place: _Place) -> AsyncGenerator[Mapping[str, Manifest]]:
+    async def _follow(self, web: Web, place: _Place) -> AsyncGenerator[Mapping[str, Manifest]]:
         """All objects, again after every change, and whenever a watch was opened. Raises _Gone."""
-        objects, version = await self._list(session, place)
+        objects, version = await self._list(web, place)
         loop = asyncio.get_running_loop()
         while True:
             opened_at = loop.time()
-            async with _watch(session, place, version) as response:
+            async with _watch(web, place, version) as response:
                 # Not before: one who may list but not watch would never hear of a change.
                 yield objects
                 async with aclosing(_events(response)) as batches:
@@ -102,11 +102,11 @@ class FromKubernetes:
                         yield objects
             await asyncio.sleep(max(0.0, opened_at + _PAUSE_S - loop.time()))
 
-    async def _list(self, session: aiohttp.ClientSession, place: _Place) -> tuple[dict[str, Manifest], str]:
+    async def _list(self, web: Web, place: _Place) -> tuple[dict[str, Manifest], str]:
         try:
             async with (
                 asyncio.timeout(_LIST_TIMEOUT_S),
-                _get(session, place, "list", {}) as response,
+                _get(web, place, "list", {}) as response,
             ):
                 body = await read_body(response, _LIST_MAX_BYTES)
         except TimeoutError:
@@ -137,7 +137,7 @@ class FromKubernetes:
 
     def _place(self) -> _Place:
         policy = self._policy
-        api = policy.api.rstrip("/") if policy.api is not None else _cluster_api()
+        api = policy.api or _cluster_api()
         namespace = policy.namespace or _own_namespace()
         token_file = policy.token_file or (None if policy.api is not None else str(SERVICE_ACCOUNT / "token"))
         if policy.service is not None:
@@ -145,25 +145,18 @@ class FromKubernetes:
             return _Place(api, namespace, "discovery.k8s.io", "endpointslices", selector, token_file)
         return _Place(api, namespace, "", "pods", policy.selector or "", token_file)
 
-    def _trust(self) -> ssl.SSLContext:
+    def _web(self, place: _Place) -> Web:
         policy = self._policy
         ca_file = policy.ca_file
         if ca_file is None and policy.api is None and not policy.skip_verify:
             ca_file = str(SERVICE_ACCOUNT / "ca.crt")
-        return trust(ca_file, policy.skip_verify)
+        return Web(token_file=place.token_file, ca_file=ca_file, skip_verify=policy.skip_verify)
 
 
 @asynccontextmanager
-async def _get(
-    session: aiohttp.ClientSession, place: _Place, verb: str, more: Mapping[str, str]
-) -> AsyncIterator[aiohttp.ClientResponse]:
+async def _get(web: Web, place: _Place, verb: str, more: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
     """An answer that is 200. Raises _Gone, and SourceError for all others."""
-    async with session.get(
-        place.url,
-        params={"labelSelector": place.selector, **more},
-        headers={"Accept": "application/json", **bearer(place.token_file)},
-        allow_redirects=False,
-    ) as response:
+    async with web.get(place.url, params={"labelSelector": place.selector, **more}) as response:
         match response.status:
             case 200 if response.content_type == "application/json":
                 yield response
@@ -185,7 +178,7 @@ async def _get(
 
 
 @asynccontextmanager
-async def _watch(session: aiohttp.ClientSession, place: _Place, version: str) -> AsyncIterator[aiohttp.ClientResponse]:
+async def _watch(web: Web, place: _Place, version: str) -> AsyncIterator[aiohttp.ClientResponse]:
     """A watch that has begun."""
     asked = {
         "watch": "true",
@@ -196,7 +189,7 @@ async def _watch(session: aiohttp.ClientSession, place: _Place, version: str) ->
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(_LIST_TIMEOUT_S):
-                response = await stack.enter_async_context(_get(session, place, "watch", asked))
+                response = await stack.enter_async_context(_get(web, place, "watch", asked))
         except TimeoutError:
             raise SourceError(f"no watch began within {_LIST_TIMEOUT_S:g} s at {place.url}") from None
         stack.callback(response.close)

@@ -147,7 +147,7 @@ def listed_pods(pods: Iterable[Pod], port: int | None, port_name: str | None, ca
             continue
         ready = any(c.type == "Ready" and c.status == "True" for c in pod.status.conditions)
         out = _TERMINATING if pod.metadata.deletion_timestamp else "" if ready else _NOT_READY
-        labels = dict(pod.metadata.labels)
+        labels = {"pod": pod.metadata.name, **pod.metadata.labels}
         if pod.spec.node_name:
             labels.setdefault("node", pod.spec.node_name)
         number_of = capacity(labels, capacity_label)
@@ -158,7 +158,8 @@ def listed_pods(pods: Iterable[Pod], port: int | None, port_name: str | None, ca
 def _of_slice(endpoint: SliceEndpoint, port: int, capacity_label: str) -> Listed:
     target = endpoint.target_ref or Reference()
     host = endpoint.addresses[0]
-    labels = {k: v for k, v in (("node", endpoint.node_name), ("zone", endpoint.zone)) if v}
+    pod = target.name if target.kind == "Pod" else ""
+    labels = {k: v for k, v in (("pod", pod), ("node", endpoint.node_name), ("zone", endpoint.zone)) if v}
     ready = endpoint.conditions.ready is not False
     out = _TERMINATING if endpoint.conditions.terminating else "" if ready else _NOT_READY
     name = target.name or socket_address(host, port)

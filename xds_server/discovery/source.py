@@ -35,8 +35,8 @@ class Source(Protocol):
     def answers(self) -> AsyncGenerator[Answer]:
         """Ask, and go on: all endpoints at once, then all again whenever they may have changed, without end.
 
-        Raises SourceError or OSError when it does not work; the caller then asks anew. The caller closes the
-        generator, which frees what it holds.
+        Raises SourceError, AccessError or OSError when it does not work; the caller then asks anew. The caller closes
+        the generator, which frees what it holds.
         """
         ...
 

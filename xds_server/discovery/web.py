@@ -1,49 +1,49 @@
 """How sources ask over HTTP."""
 
-import ssl
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager
+from typing import Self
 
 import aiohttp
 
+from xds_server.access import Access
 from xds_server.discovery.source import SourceError
 
 
-def new_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
-    """A session that trusts what `tls` does, and keeps no cookies. Each request has a deadline of its own."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=tls),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"User-Agent": "trimtab"},
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
+class Web:
+    """A session for one source, with the token and the certificates that its policy names.
 
+    It keeps no cookies and follows no redirects. Each request has a deadline of its caller's own.
+    """
 
-def trust(ca_file: str | None, skip_verify: bool) -> ssl.SSLContext:
-    """What a policy trusts. Raises SourceError if the file is not usable."""
-    try:
-        context = ssl.create_default_context(cafile=ca_file)
-    except ssl.SSLError:
-        raise SourceError(f"{ca_file} has no certificates in PEM") from None
-    except OSError as error:
-        raise SourceError(f"{ca_file}: {error.strerror}") from None
-    if skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+    def __init__(self, *, token_file: str | None, ca_file: str | None, skip_verify: bool) -> None:
+        self._token_file = token_file
+        self._ca_file = ca_file
+        self._skip_verify = skip_verify
+        self._access = Access()
+        self._session = aiohttp.ClientSession(
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept": "application/json", "User-Agent": "trimtab"},
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
 
+    async def __aenter__(self) -> Self:
+        return self
 
-def bearer(token_file: str | None) -> Mapping[str, str]:
-    """The header with the token that is in the file now. Raises SourceError if it is not usable."""
-    if token_file is None:
-        return {}
-    try:
-        token = Path(token_file).read_text("utf-8", "replace").strip()
-    except OSError as error:
-        raise SourceError(f"{token_file}: {error.strerror}") from None
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise SourceError(f"{token_file} must hold one token and nothing else")
-    return {"Authorization": f"Bearer {token}"}
+    async def __aexit__(self, *exc: object) -> None:
+        await self._session.close()
+
+    def get(
+        self, url: str, *, params: Mapping[str, str] | None = None, headers: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Ask. Raises AccessError if a file is not usable."""
+        return self._session.get(
+            url,
+            params=params,
+            headers={**(headers or {}), **self._access.headers(self._token_file)},
+            ssl=self._access.tls(self._ca_file, self._skip_verify),
+            allow_redirects=False,
+        )
 
 
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:

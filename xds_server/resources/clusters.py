@@ -27,6 +27,7 @@ from envoy_data_plane.google.protobuf import Any
 from trimtab.policy.model import ExtProc, Pool
 from xds_server.resources.observers import upstream_filters
 from xds_server.resources.sources import over_ads
+from xds_server.sources.orca import REPORTED
 
 _UPSTREAM_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
@@ -77,6 +78,7 @@ def cluster(pool: Pool, ext_proc: ExtProc) -> Cluster:
                 )
             )
         },
+        lrs_report_endpoint_metrics=[REPORTED] if pool.signals.orca else [],
         lb_policy=_LB_POLICIES[pool.balancing.policy],
         least_request_lb_config=_least_request(pool) if pool.balancing.policy == "least_request" else None,
     )
@@ -87,7 +89,7 @@ _LB_POLICIES = {"least_request": ClusterLbPolicy.LEAST_REQUEST, "round_robin": C
 
 def _least_request(pool: Pool) -> ClusterLeastRequestLbConfig:
     bias = RuntimeDouble(
-        default_value=pool.balancing.active_request_bias,
+        default_value=pool.request_bias,
         runtime_key=f"trimtab.active_request_bias.{pool.name}",
     )
     return ClusterLeastRequestLbConfig(active_request_bias=bias)

@@ -24,7 +24,7 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.envoy.type.matcher.v3 import MetadataMatcher, MetadataMatcherPathSegment, ValueMatcher
 from envoy_data_plane.google.protobuf import Struct
 
-from xds_server.resources.request_body import METADATA_NAMESPACE, UNREAD_KEY
+from xds_server.resources.request_body import METADATA_NAMESPACE, NO_MODEL_KEY, UNREAD_KEY
 
 REASON_HEADER = "x-trimtab-reason"
 
@@ -43,7 +43,12 @@ def local_reply_config() -> LocalReplyConfig:
         mappers=[
             # What the routes answer themselves is JSON already.
             ResponseMapper(
-                filter=_any_of(_status(_OP.EQ, 200), _status(_OP.EQ, 404), _all_of(_status(_OP.EQ, 400), _unread())),
+                filter=_any_of(
+                    _status(_OP.EQ, 200),
+                    _status(_OP.EQ, 404),
+                    # Any other 400 comes before the body is looked at.
+                    _all_of(_status(_OP.EQ, 400), _any_of(_is_true(UNREAD_KEY), _is_true(NO_MODEL_KEY))),
+                ),
                 body_format_override=SubstitutionFormatString(
                     text_format_source=DataSource(inline_string=_PLAIN), content_type="application/json"
                 ),
@@ -105,11 +110,11 @@ def _status(op: ComparisonFilterOp, code: int) -> AccessLogFilter:
     return AccessLogFilter(status_code_filter=StatusCodeFilter(comparison=ComparisonFilter(op=op, value=value)))
 
 
-def _unread() -> AccessLogFilter:
-    """The request's body could not be read: another 400 comes before that is tried."""
+def _is_true(key: str) -> AccessLogFilter:
+    """What was noted of the request's body."""
     matcher = MetadataMatcher(
         filter=METADATA_NAMESPACE,
-        path=[MetadataMatcherPathSegment(key=UNREAD_KEY)],
+        path=[MetadataMatcherPathSegment(key=key)],
         value=ValueMatcher(bool_match=True),
     )
     return AccessLogFilter(metadata_filter=MetadataFilter(matcher=matcher, match_if_key_not_found=False))

@@ -15,6 +15,8 @@ MODEL_KEY = "model"
 STREAM_KEY = "stream"
 UNREAD_KEY = "unread"
 """True where the body could not be read, be it that it is of a type which is not tried."""
+NO_MODEL_KEY = "no_model"
+"""True where the body has no `model`, be it that there is no body."""
 
 JSON_CONTENT_TYPE = r"(?i)\s*application/([\w.+-]*\+)?json\s*(;.*)?"
 """A regular expression of the types that say that a body is JSON."""
@@ -37,6 +39,7 @@ def json_to_metadata() -> JsonToMetadata:
                 JsonToMetadataRule(
                     selectors=[JsonToMetadataSelector(key=MODEL_KEY)],
                     on_present=_pair(MODEL_KEY),
+                    on_missing=_pair(NO_MODEL_KEY, Value(bool_value=True)),
                     on_error=_pair(UNREAD_KEY, Value(bool_value=True)),
                 ),
                 JsonToMetadataRule(

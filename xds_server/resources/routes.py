@@ -6,11 +6,12 @@ alone.
 * A pool gets one route for each thing that a request can have asked for (a stream, no stream, not known), so
   that the route's name tells the access log.
 * Pools are tried in the policy's order. A model that no pool serves is answered here, with the 404 that an
-  engine would give. A request whose model cannot be read (no JSON, no `model`, a GET) goes to the pool that
+  engine would give. A request without a model that can be read (a GET, a form, no `model`) goes to the pool that
   serves `*`, else to the first one, and the engine says what it thinks of it.
-* What calls itself JSON and cannot be read may name any model, and the first pool's engines might answer for it
-  with another one. So where there are several pools and none serves `*`, it is refused here, though an engine
-  might have read it: Envoy's parser is stricter (`request_body`).
+* A pool that wants its engines' load in their answers (ORCA) asks for it where an answer is not streamed.
+* A POST that calls itself JSON is meant for one model, and the first pool's engines might answer for it with
+  another one. So where there are several pools and none serves `*`, one that cannot be read or has no `model` is
+  refused here. An engine might have read the former: Envoy's parser is stricter (`request_body`).
 * `/health` is such a request: 200 means that Envoy reached a live engine, not only that Envoy is up.
 * `/v1/models` is answered by the engines of a single pool. With several pools no engine knows all models, so
   the answer is made here from the policy's literal names; a glob cannot be listed.
@@ -26,6 +27,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     DataSource,
     HeaderValue,
     HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
     SubstitutionFormatString,
 )
 from envoy_data_plane.envoy.config.route.v3 import (
@@ -58,7 +60,15 @@ from trimtab.datapath import Asked, route_name
 from trimtab.policy.model import Listen, Policy, Pool, Retries
 from xds_server.resources import globs
 from xds_server.resources.local_replies import REASON_HEADER, error_body
-from xds_server.resources.request_body import JSON_CONTENT_TYPE, METADATA_NAMESPACE, MODEL_KEY, STREAM_KEY, UNREAD_KEY
+from xds_server.resources.request_body import (
+    JSON_CONTENT_TYPE,
+    METADATA_NAMESPACE,
+    MODEL_KEY,
+    NO_MODEL_KEY,
+    STREAM_KEY,
+    UNREAD_KEY,
+)
+from xds_server.sources.orca import REQUEST_HEADER, REQUEST_VALUE, RESPONSE_HEADER
 
 BUFFER_FILTER = "envoy.filters.http.buffer"
 CORS_FILTER = "envoy.filters.http.cors"
@@ -102,7 +112,8 @@ def _routes(policy: Policy) -> Iterator[Route]:
             return
     yield _unknown_model()
     if len(policy.pools) > 1:
-        yield _unread_body()
+        yield _refused_body("unread-body", UNREAD_KEY, _UNREAD)
+        yield _refused_body("model-missing", NO_MODEL_KEY, _MODEL_MISSING, param="model")
     yield from _pool_routes(policy.listen, policy.pools[0], [])
 
 
@@ -119,7 +130,15 @@ def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) 
             name=route_name(pool.name, asked),
             match=RouteMatch(prefix="/", dynamic_metadata=conditions + condition),
             route=action,
+            request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
+            response_headers_to_remove=[RESPONSE_HEADER] if pool.signals.orca else [],
         )
+
+
+_LOAD_WANTED = HeaderValueOption(
+    header=HeaderValue(key=REQUEST_HEADER, value=REQUEST_VALUE),
+    append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+)
 
 
 def _metadata(key: str, value: ValueMatcher) -> MetadataMatcher:
@@ -180,24 +199,26 @@ def _unknown_model() -> Route:
     return _refusal(
         "unknown-model",
         RouteMatch(prefix="/", dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]),
-        error_body(f"The model `{name}` does not exist.", "NotFoundError", 404, param="model"),
+        error_body(f"The model `{name}` does not exist. {_SEE_MODELS}", "NotFoundError", 404, param="model"),
     )
 
 
-def _unread_body() -> Route:
+def _refused_body(name: str, key: str, message: str, param: str | None = None) -> Route:
+    """What calls itself JSON and of which `key` is noted."""
     return _refusal(
-        "unread-body",
+        name,
         RouteMatch(
             prefix="/",
             headers=[
+                HeaderMatcher(name=":method", string_match=StringMatcher(exact="POST")),
                 HeaderMatcher(
                     name="content-type",
                     string_match=StringMatcher(safe_regex=RegexMatcher(regex=JSON_CONTENT_TYPE)),
-                )
+                ),
             ],
-            dynamic_metadata=[_metadata(UNREAD_KEY, ValueMatcher(bool_match=True))],
+            dynamic_metadata=[_metadata(key, ValueMatcher(bool_match=True))],
         ),
-        error_body(_UNREAD, "BadRequestError", 400),
+        error_body(message, "BadRequestError", 400, param=param),
         status=400,
     )
 
@@ -206,6 +227,9 @@ _UNREAD = (
     "The gateway cannot read which model the body asks for: it is malformed JSON, or holds an integer from 2^63 to "
     "2^64 - 1, a number that no double can hold, half of a surrogate pair, or 1000 nested levels."
 )
+
+_SEE_MODELS = f"GET {_MODELS_PATH} lists what there is."
+_MODEL_MISSING = f"`model` is missing: say which one the request is for. {_SEE_MODELS}"
 
 
 def _refusal(name: str, match: RouteMatch, body: SubstitutionFormatString, *, status: int = 404) -> Route:

@@ -1,7 +1,15 @@
 """Readings of engines: their metrics pages, scraped per endpoint."""
 
-from xds_server.sources.names import EngineNames, engine_names
-from xds_server.sources.page import MAX_PAGE_BYTES, read_page
+from xds_server.sources.names import PageNames, page_names
+from xds_server.sources.page import MAX_PAGE_BYTES, PageRead, read_page
 from xds_server.sources.scraper import Scraper, new_session
 
-__all__ = ["MAX_PAGE_BYTES", "EngineNames", "Scraper", "engine_names", "new_session", "read_page"]
+__all__ = [
+    "MAX_PAGE_BYTES",
+    "PageNames",
+    "PageRead",
+    "Scraper",
+    "new_session",
+    "page_names",
+    "read_page",
+]

@@ -1,77 +1,203 @@
 """From an engine's metrics page to signals."""
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from trimtab.fleet.observation import Signals
-from xds_server.sources.names import engine_names
+from trimtab.fleet.observation import Adapters, Histogram, Signals
+from trimtab.fleet.readings import SIGNALS, fault_of
+from trimtab.policy.metric import Metric, Series
+from xds_server.sources.names import HISTOGRAMS, PageNames, histogram_parts
 
 MAX_PAGE_BYTES = 10 * 2**20
 
-# A signal has a series per model and data-parallel rank, some 70 bytes each. The library's parser is
-# quadratic in the length of a label value, so what goes into it is bounded.
-_MAX_SIGNAL_BYTES = 64 * 2**10
+# A signal has a series per model and data-parallel rank, some 70 bytes each; a histogram twenty of them. The
+# library's parser is quadratic in the length of a label value, so what goes into it is bounded.
+_MAX_METRIC_BYTES = 64 * 2**10
 
-# Several series are several ranks or models behind one address: their queues and tokens add up, the
-# fullest cache is the one that preempts, and the youngest process tells of a restart.
+# Several series are several ranks or models behind one address: their queues and tokens add up, the fullest cache is
+# the one that preempts, the shortest context is the one that refuses, and the youngest process tells of a restart.
 _COMBINE: Mapping[str, Callable[[Iterable[float]], float]] = {
-    "waiting": math.fsum,
-    "running": math.fsum,
     "kv_usage": max,
-    "generated_tokens": math.fsum,
-    "preemptions": math.fsum,
+    "prefix_hit_rate": min,
+    "max_model_len": min,
     "process_start": max,
 }
 
+_Labels = Mapping[str, str]
 
-def read_page(engine: str, page: bytes | str) -> Signals:
-    """Read the signals of `engine` from its metrics page, in the classic or the OpenMetrics text format.
 
-    A signal is unknown (None) if its metric is missing, malformed, not finite or out of range, or if a
-    series is there twice with different values. A page above `MAX_PAGE_BYTES` is not read at all.
+@dataclass(frozen=True, slots=True)
+class PageRead:
+    """What a page says: each signal is known, with the metric that it was read from, or unknown, with the reason."""
 
-    Raises KeyError for an engine without a table of names.
+    signals: Signals
+    origins: Mapping[str, str]
+    unknown: Mapping[str, str]
+
+
+class _UnknownError(Exception):
+    """A signal is not known; the message is the reason."""
+
+
+def read_page(names: PageNames, page: bytes) -> PageRead:
+    """Read signals from a metrics page, in the classic or the OpenMetrics text format.
+
+    A signal is unknown if its metric is missing, malformed, not finite or out of range, or if a series is there twice
+    with different values. A page above `MAX_PAGE_BYTES` is not read at all.
     """
-    names = engine_names()[engine]
-    raw = page if isinstance(page, bytes) else page.encode("utf-8", "replace")
-    if len(raw) > MAX_PAGE_BYTES:
-        return Signals()
-    lines: defaultdict[str, list[bytes]] = defaultdict(list)
-    for name, rest in names.sample_line.findall(b"\n" + raw):
-        lines[name.decode()].append(name + rest)
-    read = {}
-    for signal, combine in _COMBINE.items():
-        present = next((lines[name] for name in getattr(names, signal) if name in lines), None)
-        if present is not None:
-            read[signal] = _in_range(signal, _combined(present, combine))
-    return Signals(**read)
+    if len(page) > MAX_PAGE_BYTES:
+        return PageRead(Signals(), {}, dict.fromkeys(SIGNALS, f"the page is above {MAX_PAGE_BYTES} bytes"))
+    samples = _Samples(names, page)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    unknown = dict(names.not_shown)
+    for signal, metrics in names.signals:
+        try:
+            metric = next(filter(functools.partial(samples.has, signal), metrics), None)
+            if metric is None:
+                raise _UnknownError(f"{' or '.join(map(str, metrics))} is not on the page")
+            value = _read(signal, metric, samples)
+            if fault := fault_of(signal, value):
+                raise _UnknownError(f"{metric}: {fault}")
+            values[signal], origins[signal] = value, names.place(metric)
+        except _UnknownError as why:
+            unknown[signal] = str(why)
+    return PageRead(Signals(**values), origins, unknown)
 
 
-def _combined(lines: Sequence[bytes], combine: Callable[[Iterable[float]], float]) -> float | None:
-    """The combined value of one metric's sample lines; None if any of them is not to be trusted."""
-    text = b"\n".join(lines)
-    if len(text) > _MAX_SIGNAL_BYTES:
-        return None
-    series: dict[frozenset[tuple[str, str]], float] = {}
+class _Samples:
+    """The samples of a page that count. What is asked for is parsed, once."""
+
+    def __init__(self, names: PageNames, page: bytes) -> None:
+        self._select = names.select
+        self._lines: defaultdict[str, list[bytes]] = defaultdict(list)
+        if names.signals:
+            for name, rest in names.sample_line.findall(b"\n" + page):
+                self._lines[name.decode()].append(rest)
+        self._parsed: dict[str, Sequence[tuple[_Labels, float]]] = {}
+
+    def has(self, signal: str, metric: Metric) -> bool:
+        """Whether every term of a metric is on the page."""
+        for series in metric.terms:
+            name = histogram_parts(series.name)[0] if signal in HISTOGRAMS else series.name
+            if name not in self._lines:
+                return False
+            if series.labels and not any(map(functools.partial(_fits, series), self._all(name))):
+                return False
+        return True
+
+    def of(self, series: Series, name: str | None = None) -> Sequence[tuple[_Labels, float]]:
+        """The samples of a series that the policy selects, at least one; `name` in place of its own."""
+        found = [sample for sample in self._all(name or series.name) if _fits(series, sample)]
+        selected = [
+            sample for sample in found if all(sample[0].get(label, value) == value for label, value in self._select)
+        ]
+        if not selected:
+            if not found:
+                raise _UnknownError(f"{name or series.name} is not on the page")
+            wanted = ",".join(f'{label}="{value}"' for label, value in self._select)
+            raise _UnknownError(f"no series of {series.name} has {wanted}")
+        return selected
+
+    def newest(self, name: str) -> _Labels:
+        """The labels of the sample whose value is largest: of metrics that say in their labels what holds now."""
+        best = max(self._lines[name], key=_value_of)
+        return _parse(name, [best])[0][0]
+
+    def _all(self, name: str) -> Sequence[tuple[_Labels, float]]:
+        if name not in self._parsed:
+            self._parsed[name] = _parse(name, self._lines.get(name, ()))
+        return self._parsed[name]
+
+
+def _fits(series: Series, sample: tuple[_Labels, float]) -> bool:
+    return all(sample[0].get(label) == value for label, value in series.labels)
+
+
+def _value_of(line: bytes) -> float:
+    try:
+        return float(line[line.rindex(b"}") + 1 :].split()[0])
+    except (ValueError, IndexError):
+        return -math.inf
+
+
+def _parse(name: str, lines: Sequence[bytes]) -> Sequence[tuple[_Labels, float]]:
+    """The samples of one metric, each series once. Raises _UnknownError if one of them is not to be trusted."""
+    start = name.encode()
+    text = b"\n".join(start + line for line in lines)
+    if len(text) > _MAX_METRIC_BYTES:
+        raise _UnknownError(f"{name} has more than {_MAX_METRIC_BYTES >> 10} KiB of series")
+    series: dict[frozenset[tuple[str, str]], tuple[_Labels, float]] = {}
     try:
         for family in text_string_to_metric_families(text.decode("utf-8", "replace")):
             for sample in family.samples:
-                value = float(sample.value)
-                if not math.isfinite(value) or value < 0:
-                    return None
-                if series.setdefault(frozenset(sample.labels.items()), value) != value:
-                    return None
-        return combine(series.values()) if series else None
-    except (
-        ValueError,
-        OverflowError,
-        IndexError,
-    ):  # a malformed line; an integer beyond any float; an empty term
-        return None
+                found = (sample.labels, float(sample.value))
+                first = series.setdefault(frozenset(sample.labels.items()), found)
+                # NaN differs from itself, and is unknown either way.
+                if first is not found and first[1] != found[1]:
+                    raise _UnknownError(f"{name} has a series twice, with different values")
+    except (ValueError, OverflowError, IndexError):
+        # A malformed line; an integer beyond any float; an empty term.
+        raise _UnknownError(f"{name} has a malformed line") from None
+    return tuple(series.values())
 
 
-def _in_range(signal: str, value: float | None) -> float | None:
-    return None if value is None or (signal == "kv_usage" and value > 1) else value
+def _read(signal: str, metric: Metric, samples: _Samples) -> float | Histogram | Adapters:
+    if signal in HISTOGRAMS:
+        return _histogram(metric, samples)
+    if signal == "adapters":
+        return _adapters(samples.newest(metric.terms[0].name))
+    combine = _COMBINE.get(signal, math.fsum)
+    total = 0.0
+    for series in metric.terms:
+        values = [value / metric.divisor for _, value in samples.of(series)]
+        for value in values:
+            if fault := fault_of(signal, value):
+                raise _UnknownError(f"{metric}: {fault}")
+        total += combine(values)
+    return total
+
+
+def _histogram(metric: Metric, samples: _Samples) -> Histogram:
+    (series,) = metric.terms
+    buckets, total = histogram_parts(series.name)
+    counts: defaultdict[float, list[float]] = defaultdict(list)
+    for labels, value in samples.of(series, buckets):
+        try:
+            counts[float(labels["le"])].append(value)
+        except (KeyError, ValueError):
+            raise _UnknownError(f"{buckets} has a series without a bound") from None
+    if len({len(values) for values in counts.values()}) > 1:
+        raise _UnknownError(f"the series of {buckets} have different bounds")
+    bounds = sorted(counts)
+    return Histogram(
+        _shared(tuple(bound / metric.divisor for bound in bounds)),
+        tuple(math.fsum(counts[bound]) for bound in bounds),
+        math.fsum(value for _, value in samples.of(series, total)) / metric.divisor,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _shared(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    """One object for all histograms with these bounds: every reading that is kept has some."""
+    return bounds
+
+
+def _adapters(labels: _Labels) -> Adapters:
+    """vLLM's way: names and the number of slots in labels, and a new series at each change."""
+    slots = labels.get("max_lora", "")
+    return Adapters(
+        _names(labels.get("running_lora_adapters", "")),
+        _names(labels.get("waiting_lora_adapters", "")),
+        int(slots) if slots.isdecimal() else None,
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(sorted({name.strip() for name in text.split(",")} - {""}))

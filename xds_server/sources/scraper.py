@@ -11,8 +11,12 @@ from dataclasses import dataclass
 import aiohttp
 
 from trimtab.fleet.observation import Signals, SignalsRead
-from trimtab.policy.model import Pool
+from trimtab.policy.engines import engine_tables
+from trimtab.policy.model import Pool, ScrapeTls, split_host_port
 from trimtab.pool import EndpointSpec
+from xds_server.access import Access, AccessError, why_failed
+from xds_server.sources.model_card import MODELS_PATH, ModelCard, read_card
+from xds_server.sources.names import PageNames, page_names
 from xds_server.sources.page import MAX_PAGE_BYTES, read_page
 
 logger = logging.getLogger(__name__)
@@ -24,6 +28,9 @@ _HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "trimtab",
 }
+
+# A model is changed by a restart, which takes an engine longer than this.
+_CARD_PERIOD_S = 60.0
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -56,8 +63,14 @@ class ScrapeError(Exception):
 class _Target:
     pool: str
     address: str
-    engine: str
+    url: str
     path: str
+    models_url: str  # where the engine lists its models; empty if it is not asked
+    host: str  # whose certificate is expected
+    engine: str
+    names: PageNames
+    token_file: str | None
+    tls: ScrapeTls | None
     interval_s: float
     timeout_s: float
 
@@ -66,8 +79,8 @@ class Scraper:
     """One task per endpoint, each with its own pace and deadline; a black-holed endpoint delays no other.
 
     `on_read` gets every reading, the failed ones too (`Signals()` with `error`), and none of an endpoint
-    after it was taken out. `now` stamps the readings, in Unix seconds. Everything runs on the event loop
-    of the caller.
+    after it was taken out. An engine that shows no metrics is not asked. `now` stamps the readings, in Unix
+    seconds. Everything runs on the event loop of the caller.
     """
 
     def __init__(
@@ -80,10 +93,16 @@ class Scraper:
     ) -> None:
         self._on_read = on_read
         self._session = session
+        self._access = Access()
         self._now = now
         self._rng = rng or random.Random()
         self._endpoints: dict[str, tuple[EndpointSpec, ...]] = {}
         self._tasks: dict[_Target, asyncio.Task[None]] = {}
+
+    @staticmethod
+    def reads(pool: Pool) -> bool:
+        """Whether the endpoints of a pool have pages that are to be read."""
+        return pool.signals.scrape and bool(page_names(pool).signals)
 
     def update(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> None:
         """Scrape these endpoints of `pool` from now on. One that stays as it was keeps its pace."""
@@ -118,9 +137,12 @@ class Scraper:
         # Spread over the interval, so that a fleet is not read in one burst.
         due = loop.time() + self._rng.uniform(0, target.interval_s)
         failing = False
+        card, card_due = ModelCard(), due
         while True:
             await asyncio.sleep(due - loop.time())
             reading = await self._read(target)
+            if target.models_url:
+                reading = card.added_to(reading)
             if bool(reading.error) != failing:
                 failing = not failing
                 if failing:
@@ -131,53 +153,104 @@ class Scraper:
                 self._on_read((reading,))
             except Exception:
                 logger.exception("a reading of %s was not taken in", target.address)
+            if target.models_url and not reading.error and loop.time() >= card_due:
+                card, card_due = await self._read_card(target), loop.time() + _CARD_PERIOD_S
             # A beat that was missed (a stopped process) is not made up for.
             due = max(due + target.interval_s, loop.time())
 
     async def _read(self, target: _Target) -> SignalsRead:
-        signals, error = Signals(), ""
+        page, error = await self._get(target, target.url, target.path)
+        if error:
+            return self._failed(target, error)
+        read = read_page(target.names, page)
+        if not read.origins:
+            return self._failed(target, f"{target.path} has none of the metrics of {target.engine}")
+        return SignalsRead(
+            self._now(), target.pool, target.address, read.signals, origins=read.origins, unknown=read.unknown
+        )
+
+    async def _read_card(self, target: _Target) -> ModelCard:
+        body, error = await self._get(target, target.models_url, MODELS_PATH)
+        return ModelCard(why=error) if error else read_card(body)
+
+    async def _get(self, target: _Target, url: str, path: str) -> tuple[bytes, str]:
+        """A whole answer, and why there is none."""
         try:
             # aiohttp's own timers can swallow a cancellation that comes at the same moment.
             async with asyncio.timeout(target.timeout_s):
-                page = await self._fetch(target)
-            signals = read_page(target.engine, page)
-            if signals == Signals():
-                error = f"{target.path} is no metrics page of {target.engine}"
+                return await self._fetch(target, url, path), ""
         except TimeoutError:
-            error = f"no whole answer within {target.timeout_s:g} s"
-        except (aiohttp.ClientError, OSError, ScrapeError) as cause:
-            error = " ".join(str(cause).split())[:200] or type(cause).__name__
-        return SignalsRead(at=self._now(), pool=target.pool, address=target.address, signals=signals, error=error)
+            return b"", f"no whole answer within {target.timeout_s:g} s"
+        except (aiohttp.ClientError, OSError, ScrapeError, AccessError) as cause:
+            return b"", why_failed(cause)
 
-    async def _fetch(self, target: _Target) -> bytes:
+    def _failed(self, target: _Target, error: str) -> SignalsRead:
+        return SignalsRead(self._now(), target.pool, target.address, Signals(), error)
+
+    async def _fetch(self, target: _Target, url: str, path: str) -> bytes:
         async with self._session.get(
-            f"http://{target.address}{target.path}",
+            url,
+            headers=self._access.headers(target.token_file),
+            ssl=self._access.tls(target.tls.ca_file, target.tls.skip_verify) if target.tls else True,
+            server_hostname=target.host if target.tls else None,
+            # A token is for this engine alone, and a page that is elsewhere is another engine's.
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None),
         ) as response:
             if response.status != 200:
-                raise ScrapeError(f"HTTP {response.status} from {target.path}")
+                raise ScrapeError(f"HTTP {response.status} from {path}{_mend(response, target)}")
             page = bytearray()
             async for chunk in response.content.iter_any():
                 page += chunk
                 if len(page) > MAX_PAGE_BYTES:
                     response.close()
-                    raise ScrapeError(f"{target.path} is above {MAX_PAGE_BYTES} bytes")
+                    raise ScrapeError(f"{path} is above {MAX_PAGE_BYTES} bytes")
             return bytes(page)
 
 
+def _mend(response: aiohttp.ClientResponse, target: _Target) -> str:
+    if response.status in (401, 403):
+        return ": is scrape_token_file right?" if target.token_file else ": it may want a scrape_token_file"
+    if 300 <= response.status < 400:
+        return f", which leads to {response.headers.get('Location', 'nowhere')}: redirects are not followed"
+    return ""
+
+
 def _targets(pool: Pool, endpoints: Iterable[EndpointSpec]) -> set[_Target]:
-    source = pool.signals
-    if not source.scrape:
+    if not Scraper.reads(pool):
         return set()
+    source, names, table = pool.signals, page_names(pool), engine_tables()[pool.engine]
+    path = source.scrape_path or table.path
+    port = source.scrape_port or table.port
+    scheme = "https" if source.scrape_tls else "http"
+    # The token and TLS are for the place of the page alone.
+    lists_models = table.lists_models and port is None
     return {
         _Target(
             pool=pool.name,
             address=endpoint.address,
+            url=f"{scheme}://{_with_port(endpoint.address, port)}{path}",
+            path=path,
+            models_url=f"{scheme}://{endpoint.address}{MODELS_PATH}" if lists_models else "",
+            host=_host(endpoint),
             engine=pool.engine,
-            path=source.scrape_path,
+            names=names,
+            token_file=source.scrape_token_file,
+            tls=source.scrape_tls,
             interval_s=source.scrape_interval_ms / 1000,
             timeout_s=source.scrape_timeout_ms / 1000,
         )
         for endpoint in endpoints
     }
+
+
+def _host(endpoint: EndpointSpec) -> str:
+    """As the policy names it, else its IP address."""
+    try:
+        return split_host_port(endpoint.name)[0]
+    except ValueError:
+        return split_host_port(endpoint.address)[0]
+
+
+def _with_port(address: str, port: int | None) -> str:
+    return f"{address.rpartition(':')[0]}:{port}" if port else address

@@ -83,7 +83,7 @@ def _plain(name: str, policy: str, weights: Sequence[int]) -> ArmFactory:
         envoy = EnvoyProcess(find_envoy(), bootstrap, f"127.0.0.1:{admin_port}", concurrency=1)
         await envoy.start()
         try:
-            await envoy.wait_ready(_START_S)
+            await envoy.wait_serving(f"127.0.0.1:{port}", _START_S)
             yield Arm(name, f"http://127.0.0.1:{port}", engines)
         finally:
             await envoy.stop()
@@ -91,49 +91,54 @@ def _plain(name: str, policy: str, weights: Sequence[int]) -> ArmFactory:
     return start
 
 
-@asynccontextmanager
-async def _trimtab(folder: Path, engines: Sequence[EngineAddress]) -> AsyncIterator[Arm]:
+def _trimtab(name: str, law: str) -> ArmFactory:
     """`trimtab up`, as a user runs it."""
-    policy = demo_policy(engines)
-    policy_file = folder / "policy.yaml"
-    policy_file.write_text(json.dumps(policy, indent=1))  # JSON is YAML
-    log = folder / "trimtab.log"
-    with log.open("wb") as log_file:
-        process = await asyncio.create_subprocess_exec(
-            *tied(sys.executable, "-m", "trimtab.cli", "up", "-p", str(policy_file)),
-            *("--concurrency", "1", "--grace-s", "0"),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=log_file,
-        )
-    arm = Arm("trimtab", f"http://127.0.0.1:{policy['listen']['port']}", engines, policy["services"]["admin"])
-    try:
-        async with aiohttp.ClientSession() as session:
-            try:
-                async with asyncio.timeout(_START_S):
-                    while not await _answers(session, f"{arm.url}/v1/models"):
-                        if process.returncode is not None:
-                            raise PartFailedError(f"trimtab ended at its start:\n{log.read_text()}")
-                        await asyncio.sleep(0.1)
-            except TimeoutError:
-                raise PartFailedError(f"trimtab did not serve within {_START_S:g} s:\n{log.read_text()}") from None
-        yield arm
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+
+    @asynccontextmanager
+    async def start(folder: Path, engines: Sequence[EngineAddress]) -> AsyncIterator[Arm]:
+        policy = demo_policy(engines, law)
+        policy_file = folder / "policy.yaml"
+        policy_file.write_text(json.dumps(policy, indent=1))  # JSON is YAML
+        log = folder / "trimtab.log"
+        with log.open("wb") as log_file:
+            process = await asyncio.create_subprocess_exec(
+                *tied(sys.executable, "-m", "trimtab.cli", "up", "-p", str(policy_file)),
+                *("--concurrency", "1", "--grace-s", "0"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+            )
+        arm = Arm(name, f"http://127.0.0.1:{policy['listen']['port']}", engines, policy["services"]["admin"])
+        try:
+            async with aiohttp.ClientSession() as session:
+                try:
+                    async with asyncio.timeout(_START_S):
+                        while not await _answers(session, f"{arm.url}/v1/models"):
+                            if process.returncode is not None:
+                                raise PartFailedError(f"trimtab ended at its start:\n{log.read_text()}")
+                            await asyncio.sleep(0.1)
+                except TimeoutError:
+                    raise PartFailedError(f"trimtab did not serve within {_START_S:g} s:\n{log.read_text()}") from None
+            yield arm
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+    return start
 
 
 ARMS: Mapping[str, ArmFactory] = {
     "round_robin": _plain("round_robin", "round_robin", [1 for _ in FLEET]),
     "least_request": _plain("least_request", "least_request", [1 for _ in FLEET]),
     "capacity": _plain("capacity", "least_request", [capacity for _, capacity in FLEET]),
-    "trimtab": _trimtab,
+    "health": _trimtab("health", "health"),
+    "trimtab": _trimtab("trimtab", "predicted_ttft"),
 }
 
 
-def demo_policy(engines: Sequence[EngineAddress]) -> dict[str, Any]:
-    """The policy of the arm `trimtab`, as it would stand in YAML."""
+def demo_policy(engines: Sequence[EngineAddress], law: str) -> dict[str, Any]:
+    """The policy of Trimtab's arms, as it would stand in YAML."""
     listen, *services, envoy_admin = [free_port() for _ in range(5)]
     return {
         "version": 1,
@@ -146,7 +151,7 @@ def demo_policy(engines: Sequence[EngineAddress]) -> dict[str, Any]:
         "pools": [
             {
                 "name": "demo",
-                "scoring": {"law": "predicted_ttft"},
+                "scoring": {"law": law},
                 "interval_ms": 100,
                 "endpoints": [
                     {"address": engine.address, "capacity": capacity, "labels": {"gpu": engine.kind}}

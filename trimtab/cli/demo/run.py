@@ -25,6 +25,7 @@ CUT_AFTER_LAST_S = 15.0
 _FULL_ENGINE = 1  # the second engine, the 4090: the A100 alone can bear the load, with care
 _FULL_FROM, _FULL_FOR = 0.5, 0.2  # of the demo's length
 _REFRESH_S = 0.5
+_LINE_PERIOD_S = 10.0  # where there is no terminal
 _SETTLE_ROUNDS = 6
 _SPEED = 0.8  # about half of what the engines can do together
 
@@ -126,6 +127,10 @@ async def _show(session: aiohttp.ClientSession, arms: Sequence[Arm], seconds: fl
     started = loop.time()
     watched = next((arm for arm in arms if arm.admin is not None), None)
     full = f"{watched.engines[_FULL_ENGINE].kind if watched else arms[0].engines[_FULL_ENGINE].kind}"
+    if not console.is_terminal:
+        while True:
+            await asyncio.sleep(_LINE_PERIOD_S)
+            console.print(_note(loop.time() - started, seconds, full), highlight=False)
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         while True:
             elapsed = loop.time() - started

@@ -1,0 +1,175 @@
+"""Makes docs/laws.md: every law on every scenario, and whether what was promised is there.
+
+python -m tests.bench.laws > docs/laws.md
+"""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from trimtab.cli.replay import Wanted, make_replays
+from trimtab.cli.replay_show import markdown
+
+_INTRODUCTION = """\
+# Every law on the same work
+
+Made by `python -m tests.bench.laws > docs/laws.md`; [replay.md](replay.md) says what is simulated and how far that can
+be trusted. All is virtual time, so the figures are the same on every machine.
+
+`round_robin` to `prequal` are balancers without a control loop: the first four are Envoy's own (`capacity` is its least
+request with the weights that an operator would write down), the others look at every request by themselves, after their
+public descriptions, and no stock Envoy has them. The rest are Trimtab's laws with their default numbers, weights every
+100 ms, pushed 20 ms later, under Envoy's least request. TTFT is over all requests, and each is followed to its end
+however long that takes.
+"""
+
+
+class Case(NamedTuple):
+    """One scenario."""
+
+    name: str
+    about: str
+    fleet: str
+    trace: str | None = None
+    speed: float = 1
+    rate_per_s: float | None = None
+    max_prompt: int | None = None
+
+    def command(self) -> str:
+        """The command that replays it."""
+        options = {
+            "--trace": self.trace,
+            "--speed": None if self.speed == 1 else f"{self.speed:g}",
+            "--rate": None if self.rate_per_s is None else f"{self.rate_per_s:g}",
+            "--max-prompt": self.max_prompt,
+        }
+        given = [part for option, value in options.items() if value is not None for part in (option, str(value))]
+        words = ["trimtab", "replay", "--fleet", self.fleet, *given, "--laws", "all", "--seeds", "3", "--markdown"]
+        return shlex.join(words)
+
+    def replay(self) -> dict[str, Any]:
+        """The report of all laws, three seeds each."""
+        sys.stderr.write(f"{self.command()}\n")
+        wanted = Wanted(
+            fleet=self.fleet,
+            laws="all",
+            trace=self.trace,
+            speed=self.speed,
+            max_prompt=self.max_prompt,
+            rate_per_s=self.rate_per_s,
+            seeds=3,
+        )
+        return make_replays(wanted, Console(stderr=True))[0]
+
+
+CASES = (
+    Case("Unlike machines near their limit", "Prompts of 16 to 16,000 tokens, arrivals in bursts.", "fleet8"),
+    Case("Like machines near their limit", "The same work, eight machines of one kind.", "homog8"),
+    Case("Unlike machines at low load", "What a law must not spoil.", "fleet8", rate_per_s=15),
+    Case("Azure code", "Ten minutes of code completion: hard bursts.", "fleet8", "azure23_code", 2),
+    Case("Azure conversation", "Six minutes of chat.", "fleet8", "azure23_conv", 3.5),
+    Case(
+        "Mooncake conversation",
+        "Long prompts, ten minutes; arrivals lie on a grid of 3 s. Without prefix caching.",
+        "homog8",
+        "mooncake_conversation",
+        2,
+        max_prompt=16_000,
+    ),
+    Case(
+        "Row A8: small caches beside large ones",
+        "The article: P99 of TTFT from 14.2 s (least connections) to 1.8 s, no out-of-memory restart, 28 % more "
+        "tokens/s.",
+        "row_a8",
+    ),
+    Case(
+        "Row B18: two generations of GPUs",
+        "The article: P99 from 2,140 ms (round robin) and 1,890 (least connections) to 960; spread of utilisation .42 "
+        "and .35 to .11; failures 3.7 % and 2.1 % to 0.3 %.",
+        "row_b18",
+    ),
+    Case(
+        "Row D6: long prompts in a closed loop",
+        "The article: mean TTFT from 184 ms (round robin) and 93 (least connections) to 41.5, P99 from 1,420 and 640 "
+        "to 112, tokens/s from 382 and 610 to 945.",
+        "row_d6",
+    ),
+)
+
+_BALANCERS = {"round_robin", "random", "least_request", "capacity", "p2c", "peak_ewma", "prequal"}
+_Reports = Mapping[str, Mapping[str, Any]]
+
+
+def _figure(report: Mapping[str, Any], law: str, key: str) -> float:
+    figures = report["laws"][law]
+    return float(figures["output_tokens_per_s"] if key == "tokens/s" else figures["ttft_ms"][key])
+
+
+def _promises(reports: _Reports) -> list[tuple[str, float, str, float]]:
+    """What is promised of `predicted_ttft`: of what, the ratio reached, and its bound with the direction."""
+
+    def ratio(fleet: str, key: str, other: str) -> float:
+        report = reports[fleet]
+        return _figure(report, "predicted_ttft", key) / _figure(report, other, key)
+
+    def best_of_the_others(name: str) -> float:
+        report = reports[name]
+        others = [law for law in report["laws"] if law not in _BALANCERS and law != "predicted_ttft"]
+        best = min(_figure(report, law, "p99") for law in others)
+        return _figure(report, "predicted_ttft", "p99") / best
+
+    unlike, like, low, code, _, mooncake, a8, b18, d6 = (case.name for case in CASES)
+    return [
+        (f"{unlike}: P99 / `health`", ratio(unlike, "p99", "health"), "≤", 1 / 8),
+        (f"{unlike}: P99 / `least_request`", ratio(unlike, "p99", "least_request"), "≤", 1 / 20),
+        (f"{like}: P99 / `least_request`", ratio(like, "p99", "least_request"), "≤", 0.75),
+        (f"{low}: P50 / `round_robin`", ratio(low, "p50", "round_robin"), "≤", 1.05),
+        (f"{code}: P99 / the best other law", best_of_the_others(code), "≤", 1.05),
+        (f"{mooncake}: P99 / the best other law", best_of_the_others(mooncake), "≤", 1.05),
+        ("Row A8: P99 / `least_request`", ratio(a8, "p99", "least_request"), "≤", 1.8 / 14.2),
+        ("Row A8: tokens/s / `least_request`", ratio(a8, "tokens/s", "least_request"), "≥", 1.28),
+        ("Row B18: P99 / `round_robin`", ratio(b18, "p99", "round_robin"), "≤", 960 / 2140),
+        ("Row B18: P99 / `least_request`", ratio(b18, "p99", "least_request"), "≤", 960 / 1890),
+        ("Row D6: mean / `round_robin`", ratio(d6, "mean", "round_robin"), "≤", 1 - 0.77),
+        ("Row D6: P99 / `round_robin`", ratio(d6, "p99", "round_robin"), "≤", 1 - 0.92),
+        ("Row D6: tokens/s / `round_robin`", ratio(d6, "tokens/s", "round_robin"), "≥", 2.4),
+        ("Row D6: mean / `least_request`", ratio(d6, "mean", "least_request"), "≤", 1 - 0.55),
+        ("Row D6: P99 / `least_request`", ratio(d6, "p99", "least_request"), "≤", 1 - 0.82),
+        ("Row D6: tokens/s / `least_request`", ratio(d6, "tokens/s", "least_request"), "≥", 1.5),
+    ]
+
+
+def page(reports: _Reports) -> str:
+    """The whole page."""
+    lines = [
+        _INTRODUCTION,
+        "## What was promised of `predicted_ttft`\n",
+        "| | reached | bound | |",
+        "|---|---|---|---|",
+    ]
+    for what, reached, direction, bound in _promises(reports):
+        holds = reached <= bound if direction == "≤" else reached >= bound
+        lines.append(f"| {what} | {reached:.3f} | {direction} {bound:.3f} | {'holds' if holds else 'falls short'} |")
+    for case in CASES:
+        lines += [
+            f"\n## {case.name}\n",
+            f"{case.about}\n",
+            f"    {case.command()}\n",
+            markdown(reports[case.name]).rstrip(),
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    sys.stdout.write(page({case.name: case.replay() for case in CASES}))
+
+
+if __name__ == "__main__":
+    if Path.cwd().joinpath("docs").is_dir():
+        main()
+    else:
+        sys.exit("run it in the project's folder")

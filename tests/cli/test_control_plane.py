@@ -1,0 +1,96 @@
+"""The control plane alone, without an Envoy: what it keeps, and what it says is in force."""
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.harness import free_port, until
+from trimtab.cli.control_plane import ControlPlane
+from trimtab.fleet.observation import Rejected, Verdict
+from trimtab.policy import PolicyError, PolicyFile
+
+
+def policy(**fields: Any) -> dict[str, Any]:
+    services = {name: f"127.0.0.1:{free_port()}" for name in ("xds", "ext_proc", "admin", "envoy_admin")}
+    pool = {
+        "name": "chat",
+        "endpoints": [{"address": f"127.0.0.1:{port}"} for port in (9, 10)],
+        "signals": {"scrape": False},
+    }
+    return {"version": 1, "services": services, "pools": [pool], **fields}
+
+
+@asynccontextmanager
+async def running(file: Path, content: dict[str, Any]) -> AsyncIterator[ControlPlane]:
+    file.write_text(json.dumps(content))
+    policy_file = PolicyFile(file)
+    async with ControlPlane(policy_file, policy_file.load()) as plane:
+        yield plane
+
+
+async def test_a_relative_state_file_begins_at_the_policys_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    async with running(Path("../etc/policy.yaml"), policy(state_file="kept/state.json")):
+        pass
+    assert (tmp_path / "etc" / "kept" / "state.json").is_file()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+async def test_a_state_file_that_cannot_be_written_is_a_mistake_of_the_policy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    file = tmp_path / "policy.yaml"
+    for name in ("file/state.json", "."):
+        file.write_text(f"version: 1\nstate_file: {name}\npools:\n- {{name: a, endpoints: [{{address: 'x:1'}}]}}\n")
+        policy_file = PolicyFile(file)
+        with pytest.raises(PolicyError, match=r"policy\.yaml:2:13: state_file: .* cannot be written .*null"):
+            ControlPlane(policy_file, policy_file.load())
+
+
+async def test_the_state_file_of_auto_may_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "file"))
+    async with running(tmp_path / "policy.yaml", policy()):
+        assert "cannot be written" in caplog.text
+
+
+async def test_a_hold_is_kept_at_once(tmp_path: Path) -> None:
+    def kept() -> Any:
+        if not (tmp_path / "state.json").exists():
+            return None
+        state = json.loads((tmp_path / "state.json").read_text())
+        return state["pools"]["chat"]["endpoints"]["127.0.0.1:9"]["takes_work"]
+
+    async with running(tmp_path / "policy.yaml", policy(state_file="state.json")) as plane:
+        await until(lambda: plane.decisions)
+        now = time.time()
+        plane.observe([Rejected(now, "chat", "127.0.0.1:9", "r-1", 429, Verdict.SATURATED, 30.0)])
+        await until(lambda: kept() is False, 3)
+
+
+async def test_the_policy_page_shows_what_is_in_force(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    first = policy(state_file=None)
+    async with running(tmp_path / "policy.yaml", first) as plane, aiohttp.ClientSession() as session:
+        later = policy(state_file="later.json", listen={"port": free_port()}, ext_proc={"workers": 2})
+        (tmp_path / "policy.yaml").write_text(json.dumps(later))
+        await until(lambda: plane.policy.listen.port == later["listen"]["port"])
+        async with session.get(f"http://{first['services']['admin']}/policy") as answer:
+            shown = await answer.json()
+    assert shown["listen"]["port"] == later["listen"]["port"]
+    assert (shown["services"], shown["state_file"], shown["ext_proc"]["workers"]) == (first["services"], None, 1)
+    for key in ("services", "state_file", "ext_proc.workers"):
+        assert f"a change of {key} comes into force at the next start" in caplog.text
+    assert "a new policy was taken up" in caplog.text

@@ -1,0 +1,22 @@
+"""The picture, where matplotlib is there."""
+
+from array import array
+from pathlib import Path
+
+import pytest
+
+from trimtab.cli import plot
+from trimtab.cli.errors import UserError
+from trimtab.sim.replay.jobs import Made
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        plot.check_plot(tmp_path / "no" / "plot.png")
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    made = Made(0, {}, array("d", [0.0, 1.0, 2.0]), array("d", [0.1, 0.0, 30.0]))
+    plot.plot({"one": [made], "other": [made, made]}, "a title", tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

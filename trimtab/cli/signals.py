@@ -1,0 +1,182 @@
+"""`trimtab signals`: reads the engines once or again and again, as the control plane would, and shows what it got."""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+
+from trimtab.cli import signal_rows
+from trimtab.cli.stopping import stop_signal, unless_stopped
+from trimtab.fleet.observation import Observation, SignalsRead
+from trimtab.fleet.snapshot import EndpointView
+from trimtab.policy import load_policy
+from trimtab.policy.model import Policy, Pool
+from trimtab.pool import EndpointSpec, PoolController
+from xds_server.discovery import Discovery
+from xds_server.sources import Scraper, new_session
+from xds_server.sources.prometheus import PrometheusSource
+
+_READINGS = 2  # rates need two
+_REFRESH_S = 1.0
+_PATIENCE_S = 6.0  # for names that resolve slowly, on top of what the readings themselves may take
+
+
+async def signals(policy_path: Path, *, as_json: bool, watch: bool, console: Console) -> None:
+    """Show the signals of every endpoint of a policy; with `watch`, until SIGINT or SIGTERM.
+
+    Raises PolicyError.
+    """
+    policy = load_policy(policy_path)
+    with stop_signal() as stop:
+        async with _Reader(policy) as reader:
+            if not watch:
+                await unless_stopped(stop, reader.wait_complete())
+                _show(reader, console, as_json=as_json)
+            elif as_json:
+                while not stop.is_set():
+                    await unless_stopped(stop, asyncio.sleep(_REFRESH_S))
+                    _show(reader, console, as_json=True)
+            else:
+                with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+                    while not stop.is_set():
+                        live.update(reader.tables(), refresh=True)
+                        await unless_stopped(stop, asyncio.sleep(_REFRESH_S))
+
+
+def _show(reader: "_Reader", console: Console, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(reader.as_json()) + "\n")
+        sys.stdout.flush()
+    else:
+        console.print(reader.tables())
+
+
+class _Reader:
+    """Discovery and sources of signals, with the same profiles behind them as in the control plane."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._pools = {pool.name: PoolController(pool, random.Random()) for pool in policy.pools}
+        self._endpoints: dict[str, Sequence[EndpointSpec]] = {}
+        self._read: Counter[tuple[str, str]] = Counter()
+        self._news = asyncio.Event()
+        self._asked: set[tuple[str, str]] = set()
+        self._discovery = Discovery(self._take_endpoints)
+        self._prometheus = PrometheusSource(self._observe, self._heard)
+        self._stack = AsyncExitStack()
+        self._scraper: Scraper
+
+    async def __aenter__(self) -> Self:
+        self._scraper = Scraper(self._observe, await self._stack.enter_async_context(new_session()))
+        for part in (self._scraper, self._prometheus, self._discovery):
+            self._stack.push_async_callback(part.close)
+        self._discovery.update(self._policy)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def wait_complete(self) -> None:
+        """Wait until every source has been asked for all it has, or should have been."""
+        patience_s = _PATIENCE_S + max(
+            (_READINGS * pool.signals.scrape_interval_ms + pool.signals.scrape_timeout_ms) / 1000
+            for pool in self._policy.pools
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while not self._complete():
+                    self._news.clear()
+                    await self._news.wait()
+
+    def tables(self) -> Group:
+        """All pools, for people."""
+        now = time.time()
+        shown = []
+        for pool in self._policy.pools:
+            why = _why_not_read(pool)
+            shown += [signal_rows.table(pool.name, view, now, why) for view in self._views(pool, now)]
+            if missing := self._missing(pool):
+                shown.append(signal_rows.missing(pool.name, missing))
+        return Group(*shown)
+
+    def as_json(self) -> dict[str, Any]:
+        """All pools, for programs."""
+        now = time.time()
+        return {
+            "at": now,
+            "pools": {
+                pool.name: {
+                    "unresolved": list(self._discovery.unresolved(pool.name)),
+                    "discovery": self._why_not_found(pool),
+                    "endpoints": [
+                        signal_rows.as_json(view, now, _why_not_read(pool)) for view in self._views(pool, now)
+                    ],
+                }
+                for pool in self._policy.pools
+            },
+        }
+
+    def _complete(self) -> bool:
+        for pool in self._policy.pools:
+            if pool.name not in self._endpoints:
+                return False
+            if self._scraper.reads(pool) and any(
+                self._read[pool.name, endpoint.address] < _READINGS for endpoint in self._endpoints[pool.name]
+            ):
+                return False
+            queries = pool.signals.prometheus.texts(pool.engine) if pool.signals.prometheus else ()
+            if self._endpoints[pool.name] and any((pool.name, signal) not in self._asked for signal in queries):
+                return False
+        return True
+
+    def _views(self, pool: Pool, now: float) -> Sequence[EndpointView]:
+        return [endpoint.view for endpoint in self._pools[pool.name].step(now).endpoints]
+
+    def _missing(self, pool: Pool) -> dict[str, str]:
+        """What is not among the endpoints, and why."""
+        missing = dict.fromkeys(self._discovery.unresolved(pool.name), "its name does not resolve")
+        if why := self._why_not_found(pool):
+            missing["those of discovery"] = why
+        return missing
+
+    def _why_not_found(self, pool: Pool) -> str | None:
+        """Why the source of a pool has told nothing; None if it has, or if the policy lists the endpoints."""
+        source = self._discovery.statuses().get(pool.name)
+        if source is None or source.answered_at is not None:
+            return None
+        return source.why or "it has not answered yet"
+
+    def _take_endpoints(self, name: str, endpoints: Sequence[EndpointSpec]) -> None:
+        self._endpoints[name] = endpoints
+        pool = next(each for each in self._policy.pools if each.name == name)
+        self._pools[name].set_endpoints(time.time(), endpoints)
+        self._scraper.update(pool, endpoints)
+        self._prometheus.update(pool, endpoints)
+        self._news.set()
+
+    def _observe(self, observations: Sequence[Observation]) -> None:
+        now = time.time()
+        for observation in observations:
+            self._pools[observation.pool].observe(now, [observation])
+            if isinstance(observation, SignalsRead):
+                self._read[observation.pool, observation.address] += 1
+        self._news.set()
+
+    def _heard(self, pool: str, signal: str, error: str) -> None:
+        self._asked.add((pool, signal))
+        self._news.set()
+
+
+def _why_not_read(pool: Pool) -> str:
+    if Scraper.reads(pool):
+        return ""
+    return f"{pool.engine} shows no metrics" if pool.signals.scrape else "signals.scrape is false"

@@ -1,0 +1,97 @@
+"""What an engine's counters and histograms say of the last seconds."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from trimtab.fleet.observation import Histogram, Signals
+from trimtab.fleet.windows import Lookback
+
+_WINDOW_S = 10.0
+# Preemptions come seldom, and are counted late, when the victim is resumed.
+_PREEMPTIONS_WINDOW_S = 60.0
+_HELD_S = 0.8 * _WINDOW_S
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The values that a histogram gained."""
+
+    count: float
+    mean: float
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Over the last ten seconds, or between the last two readings if they are further apart. None is UNKNOWN."""
+
+    tokens_per_s: float | None = None  # generated
+    prompt_tokens_per_s: float | None = None
+    preemptions_per_s: float | None = None  # over the last minute
+    prefix_hit_rate: float | None = None  # 0..1, of the prompt tokens of this time; else what the engine says itself
+    ttft_s: Spread | None = None  # as the engine counts it; None also where there was no first token
+    inter_token_s: Spread | None = None
+
+
+class RateWindow:
+    """The readings of one source that rates are taken over."""
+
+    __slots__ = ("_minute", "_recent", "tokens_per_s_held")
+
+    def __init__(self) -> None:
+        self._recent = Lookback[Signals](_WINDOW_S)
+        self._minute = Lookback[float | None](_PREEMPTIONS_WINDOW_S)
+        self.tokens_per_s_held: float | None = None  # the newest rate, if it is no matter of a moment
+
+    def add(self, at: float, signals: Signals) -> Rates:
+        """Take in the newest reading; the rates up to it."""
+        seconds, before = self._recent.add(at, signals) or (0.0, Signals())
+        minute_s, preempted = self._minute.add(at, signals.preemptions) or (0.0, None)
+        tokens_per_s = _per_second(before.generated_tokens, signals.generated_tokens, seconds)
+        self.tokens_per_s_held = tokens_per_s if seconds >= _HELD_S else None
+        return Rates(
+            tokens_per_s=tokens_per_s,
+            prompt_tokens_per_s=_per_second(before.prompt_tokens, signals.prompt_tokens, seconds),
+            preemptions_per_s=_per_second(preempted, signals.preemptions, minute_s),
+            prefix_hit_rate=_hit_rate(before, signals),
+            ttft_s=spread(before.ttft, signals.ttft),
+            inter_token_s=spread(before.inter_token, signals.inter_token),
+        )
+
+
+def _gain(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None or after < before else after - before
+
+
+def _per_second(before: float | None, after: float | None, seconds: float) -> float | None:
+    gain = _gain(before, after)
+    return None if gain is None or seconds <= 0 else gain / seconds
+
+
+def _hit_rate(before: Signals, after: Signals) -> float | None:
+    hits, queries = _gain(before.prefix_hits, after.prefix_hits), _gain(before.prefix_queries, after.prefix_queries)
+    if hits is None or not queries:
+        return after.prefix_hit_rate
+    return hits / queries if hits <= queries else None
+
+
+def spread(before: Histogram | None, after: Histogram | None) -> Spread | None:
+    """What a histogram gained; None if that is nothing, or if the two do not belong together."""
+    if before is None or after is None or before.bounds != after.bounds:
+        return None
+    gained = [late - early for early, late in zip(before.counts, after.counts, strict=True)]
+    count, total = gained[-1], after.total - before.total
+    if count <= 0 or total < 0 or gained[0] < 0 or any(low > high for low, high in pairwise(gained)):
+        return None
+    return Spread(count, total / count, _quantile(0.5, after.bounds, gained), _quantile(0.99, after.bounds, gained))
+
+
+def _quantile(share: float, bounds: tuple[float, ...], counts: list[float]) -> float:
+    """As Prometheus reckons it: straight lines within a bucket; from the last bucket, its lower bound."""
+    rank = share * counts[-1]
+    index = next(index for index, count in enumerate(counts) if count >= rank)
+    below, low = (counts[index - 1], bounds[index - 1]) if index else (0.0, min(0.0, bounds[0]))
+    if index == len(bounds) - 1:
+        return low
+    return low + (bounds[index] - low) * (rank - below) / (counts[index] - below)

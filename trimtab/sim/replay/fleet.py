@@ -1,0 +1,178 @@
+"""Fleet files: which simulated engines a replay runs, and the work that suits them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from trimtab.policy.document import Document
+from trimtab.policy.load import read_policy
+from trimtab.policy.model import Positive
+from trimtab.policy.problem import PolicyError, Problem
+from trimtab.sim.kinds import KINDS, EngineKind
+from trimtab.strict import Flaw, FlawedError, Strict
+
+_FLEETS = resources.files("trimtab").joinpath("data/fleets")
+
+_Count = Annotated[int, Field(ge=1)]
+_Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+
+
+class Lengths(Strict):
+    """Tokens, drawn from a lognormal distribution and clamped."""
+
+    mu: float = Field(description="Mean of the logarithm.")
+    sigma: Annotated[float, Field(ge=0)] = Field(description="Standard deviation of the logarithm; 0: all alike.")
+    least: _Count = Field(1, description="The smallest.")
+    most: _Count = Field(description="The largest.")
+
+
+class Workload(Strict):
+    """What the fleet is given when no trace is named: open loop at a rate, or a closed loop of clients."""
+
+    requests: _Count = Field(description="How many.")
+    rate_per_s: Positive | None = Field(None, description="Open loop: arrivals per second.")
+    cv: Annotated[float, Field(ge=0, le=20)] = Field(
+        2, description="Of the gaps between arrivals (gamma): 0 is a clock, 1 is Poisson, more comes in bursts."
+    )
+    clients: _Count | None = Field(None, description="Closed loop: so many clients, each with one request at a time.")
+    patience_s: Positive | None = Field(None, description="A client without a token for so long leaves.")
+    prompt: Lengths = Field(description="Prompt tokens.")
+    output: Lengths = Field(description="Output tokens.")
+
+    def flaws(self) -> Iterator[Flaw]:
+        if (self.rate_per_s is None) == (self.clients is None):
+            yield Flaw("exactly one of rate_per_s and clients must be there", ("rate_per_s",), ("clients",))
+
+
+class Engines(Strict):
+    """One or more engines alike: a bundled kind, with numbers of its own where they differ."""
+
+    kind: Literal["a100", "rtx4090", "cpu", "vllm_cpu_medium"] = Field(description="A bundled kind to start from.")
+    name: _Name | None = Field(None, description="Shown for it; default: the kind.")
+    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="How many.")
+    capacity: Positive | None = Field(None, description="As an operator would declare it in the policy.")
+    step0_ms: Positive | None = Field(None, description="This and all below: see docs/engine-model.md.")
+    per_sequence_ms: Annotated[float, Field(ge=0)] | None = None
+    per_context_token_ns: Annotated[float, Field(ge=0)] | None = None
+    prefill_tokens_per_s: Positive | None = None
+    prefill_step_ms: Annotated[float, Field(ge=0)] | None = None
+    prefill_quadratic_ns: Annotated[float, Field(ge=0)] | None = None
+    kv_blocks: _Count | None = None
+    block_size: _Count | None = None
+    max_num_seqs: _Count | None = None
+    max_num_batched_tokens: _Count | None = None
+    max_model_len: _Count | None = None
+    max_num_queued_reqs: _Count | None = None
+    max_num_queued_tokens: _Count | None = None
+
+    def engine_kind(self) -> EngineKind:
+        """The kind with its own numbers. Raises ValueError if they cannot work together."""
+        base = KINDS[self.kind]
+        own = {field.name: getattr(self, field.name) for field in fields(EngineKind) if field.name != "name"}
+        return replace(
+            base, name=self.name or self.kind, **{key: value for key, value in own.items() if value is not None}
+        )
+
+
+class FleetFile(Strict):
+    """A fleet file as it is written."""
+
+    version: Literal[1]
+    about: str = Field("", description="What this fleet stands for.")
+    engines: tuple[Engines, ...] = Field(min_length=1)
+    workload: Workload | None = Field(None, description="What it is given when no trace is named.")
+
+    def flaws(self) -> Iterator[Flaw]:
+        for index, engines in enumerate(self.engines):
+            try:
+                engines.engine_kind()
+            except ValueError as error:
+                yield Flaw(str(error), ("engines", index, "kind"))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEndpoint:
+    """One engine of a fleet."""
+
+    name: str
+    address: str
+    kind: EngineKind
+    capacity: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFleet:
+    """The engines of a replay."""
+
+    name: str
+    about: str
+    endpoints: tuple[SimulatedEndpoint, ...]
+    workload: Workload | None
+
+
+def bundled_fleets() -> Sequence[str]:
+    """The names of the fleets that come with Trimtab."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in _FLEETS.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_fleet(name_or_path: str | Path) -> SimulatedFleet:
+    """A bundled fleet by its name, or a fleet file. Raises PolicyError with every problem of the file."""
+    if str(name_or_path) in bundled_fleets():
+        with resources.as_file(_FLEETS.joinpath(f"{name_or_path}.yaml")) as path:
+            return _load(str(name_or_path), path)
+    path = Path(name_or_path)
+    if not path.exists() and path.suffix not in {".yaml", ".yml"}:
+        known = ", ".join(bundled_fleets())
+        raise PolicyError([Problem(str(path), 1, 1, "", f"no such file, and no bundled fleet; there are {known}")])
+    return _load(path.stem, path)
+
+
+def make_fleet(name: str, file: FleetFile) -> SimulatedFleet:
+    """The engines that a fleet file describes, each with a name and an address of its own."""
+    endpoints: list[SimulatedEndpoint] = []
+    counts: dict[str, int] = {}
+    for engines in file.engines:
+        kind = engines.engine_kind()
+        for _ in range(engines.count):
+            counts[kind.name] = counts.get(kind.name, 0) + 1
+            number = len(endpoints) + 1
+            address = f"10.0.{number // 250}.{number % 250 + 1}:8000"
+            endpoints.append(SimulatedEndpoint(f"{kind.name}-{counts[kind.name]}", address, kind, engines.capacity))
+    return SimulatedFleet(name, file.about, tuple(endpoints), file.workload)
+
+
+def _load(name: str, path: Path) -> SimulatedFleet:
+    try:
+        text = read_policy(path).decode()
+    except UnicodeDecodeError:
+        raise PolicyError([Problem(str(path), 1, 1, "", "not UTF-8 text")]) from None
+    if not text.strip():
+        raise PolicyError([Problem(str(path), 1, 1, "", "the file is empty: a fleet has at least version and engines")])
+    document = Document(text, str(path))
+    problems = list(document.problems)
+    try:
+        file = FleetFile.model_validate(document.data)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            problems += _problems(document, details)
+    if problems:
+        raise PolicyError(problems)
+    return make_fleet(name, file)
+
+
+def _problems(document: Document, details: Mapping[str, Any]) -> Iterator[Problem]:
+    location = tuple(details["loc"])
+    match details["type"]:
+        case "extra_forbidden":
+            yield document.problem(location, "unknown key", of_key=True)
+        case "value_error":
+            error = details["ctx"]["error"]
+            for flaw in error.flaws if isinstance(error, FlawedError) else ():
+                yield document.problem((*location, *flaw.at[0]), flaw.message)
+        case _:
+            message = str(details["msg"])
+            yield document.problem(location, message[:1].lower() + message[1:])

@@ -1,0 +1,51 @@
+"""How long a model's context is, by the list of models of an OpenAI-compatible API."""
+
+import json
+from dataclasses import dataclass, replace
+
+from trimtab.fleet.observation import SignalsRead
+from trimtab.fleet.readings import fault_of
+
+MODELS_PATH = "/v1/models"
+
+_SIGNAL = "max_model_len"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """`max_model_len` [tokens] is None where it is UNKNOWN, and `why` says why."""
+
+    max_model_len: float | None = None
+    why: str = f"{MODELS_PATH} was not read yet"
+
+    def added_to(self, read: SignalsRead) -> SignalsRead:
+        """The reading, with what the card knows where the reading knows nothing."""
+        if read.error or read.signals.max_model_len is not None:
+            return read
+        if self.max_model_len is None:
+            return replace(read, unknown={**read.unknown, _SIGNAL: self.why})
+        return replace(
+            read,
+            signals=replace(read.signals, max_model_len=self.max_model_len),
+            origins={**read.origins, _SIGNAL: MODELS_PATH},
+            unknown={signal: why for signal, why in read.unknown.items() if signal != _SIGNAL},
+        )
+
+
+def read_card(body: bytes) -> ModelCard:
+    """Read the answer of `/v1/models`. Of several models (adapters are listed too) the shortest context counts."""
+    try:
+        models = json.loads(body)["data"]
+        lengths = [model["max_model_len"] for model in models if model.get("max_model_len") is not None]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ModelCard(why=f"{MODELS_PATH} is no list of models")
+    if not lengths:
+        return ModelCard(why=f"{MODELS_PATH} does not say it")
+    wrong = next((length for length in lengths if not _is_number(length) or fault_of(_SIGNAL, length)), None)
+    if wrong is not None:
+        return ModelCard(why=f"{MODELS_PATH}: {wrong!r:.40} is no length")
+    return ModelCard(float(min(lengths)), "")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,192 @@
+"""Asks Prometheus servers about the endpoints of pools, at a steady pace and beside the event loop."""
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from trimtab.fleet.observation import SignalQueried
+from trimtab.policy.model import Pool
+from trimtab.policy.prometheus import Prometheus
+from trimtab.pool import EndpointSpec
+from xds_server.sources.prometheus_join import join
+from xds_server.sources.prometheus_query import Answer, Asker, QueryFailed
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One query of one pool."""
+
+    pool: str
+    signal: str
+    query: str
+    rules: tuple[tuple[str, str], ...]
+    server: Prometheus = field(hash=False)
+
+
+class PrometheusSource:
+    """One task and at most one thread for each query: one that hangs delays no other, nor the event loop.
+
+    `on_read` gets what each answer says of each endpoint, and failures too. `on_query` hears of every query by pool
+    and signal, and what went wrong ("" for nothing). `now` is Unix seconds. All but the asking itself runs on the
+    event loop of the caller.
+    """
+
+    def __init__(
+        self,
+        on_read: Callable[[Sequence[SignalQueried]], None],
+        on_query: Callable[[str, str, str], None] = lambda pool, signal, error: None,
+        *,
+        now: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._on_read = on_read
+        self._on_query = on_query
+        self._now = now
+        self._rng = rng or random.Random()
+        self._endpoints: dict[str, tuple[EndpointSpec, ...]] = {}
+        self._tasks: dict[_Question, asyncio.Task[None]] = {}
+        self._said: dict[str, dict[str, str]] = {}  # pool -> signal ("" is the server) -> what is wrong with it
+
+    def update(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> None:
+        """Ask about these endpoints of `pool` from now on. A query that stays as it was keeps its pace."""
+        self._endpoints[pool.name] = tuple(endpoints)
+        self._aim(pool.name, _questions(pool))
+
+    def reconfigure(self, pools: Iterable[Pool]) -> None:
+        """Take the queries of a new policy for the known endpoints; those of a pool that is gone are left."""
+        kept = {pool.name: pool for pool in pools}
+        for name in self._endpoints.keys() - kept.keys():
+            del self._endpoints[name]
+            self._aim(name, set())
+        for name in self._endpoints:
+            self._aim(name, _questions(kept[name]))
+
+    async def close(self) -> None:
+        """Stop asking. A thread that still waits for an answer ends by itself, and what it finds is dropped."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _aim(self, pool: str, wanted: Set[_Question]) -> None:
+        for question in [q for q in self._tasks if q.pool == pool and q not in wanted]:
+            self._tasks.pop(question).cancel()
+            self._said.get(pool, {}).pop(question.signal, None)
+        if not wanted:
+            self._said.pop(pool, None)
+        for question in wanted - self._tasks.keys():
+            self._tasks[question] = asyncio.create_task(self._run(question), name=f"ask {pool} {question.signal}")
+
+    async def _run(self, question: _Question) -> None:
+        loop = asyncio.get_running_loop()
+        interval_s, timeout_s = question.server.interval_ms / 1000, question.server.timeout_ms / 1000
+        asker = Asker(question.server, question.query, dict(question.rules))
+        asking: asyncio.Future[Answer | Exception] | None = None
+        # Spread over the first second, so that a server is not asked everything in one burst.
+        due = loop.time() + self._rng.uniform(0, min(1.0, interval_s))
+        try:
+            while True:
+                await asyncio.sleep(due - loop.time())
+                # A question that was given up may still be under way: it is not asked a second time meanwhile.
+                if asking is None or asking.done():
+                    asking = _in_thread(asker.ask, f"ask {question.signal}")
+                await asyncio.wait({asking}, timeout=timeout_s)
+                self._tell(question, asking)
+                due = max(due + interval_s, loop.time())
+        finally:
+            if asking is None or asking.done():
+                asker.close()
+
+    def _tell(self, question: _Question, asking: asyncio.Future[Answer | Exception]) -> None:
+        timeout_s = question.server.timeout_ms / 1000
+        found = asking.result() if asking.done() else QueryFailed(f"no whole answer within {timeout_s:g} s")
+        try:
+            if isinstance(found, Answer):
+                self._on_query(question.pool, question.signal, "")
+                self._on_read(self._joined(question, found))
+            else:
+                self._on_query(question.pool, question.signal, str(found))
+                self._on_read(self._failed(question, found))
+        except Exception:
+            logger.exception("pool %s: what Prometheus said of %s was not taken in", question.pool, question.signal)
+
+    def _joined(self, question: _Question, answer: Answer) -> Sequence[SignalQueried]:
+        endpoints, now = self._endpoints[question.pool], self._now()
+        joined = join(answer, endpoints, dict(question.rules))
+        self._say(question, "", "")
+        reasons = {one.error for one in joined.values()}
+        self._say(question, question.signal, "" if "" in reasons or not reasons else min(reasons))
+        return [
+            SignalQueried(now, question.pool, address, question.signal, one.value, now - one.age_s, one.error)
+            for address, one in joined.items()
+        ]
+
+    def _failed(self, question: _Question, error: Exception) -> Sequence[SignalQueried]:
+        now = self._now()
+        if isinstance(error, QueryFailed):
+            self._say(question, "" if error.server else question.signal, str(error), common=True)
+        else:
+            logger.error("asking for %s failed", question.signal, exc_info=error)
+        return [
+            SignalQueried(now, question.pool, endpoint.address, question.signal, None, error=str(error), answered=False)
+            for endpoint in self._endpoints[question.pool]
+        ]
+
+    def _say(self, question: _Question, what: str, error: str, *, common: bool = False) -> None:
+        """Log what changes: that a signal, or with "" the whole server, is not known, why, and that it is again.
+
+        What can be `common` to several signals, such as a server that hangs, is said of the first of them.
+        """
+        said = self._said.setdefault(question.pool, {})
+        before = said.pop(what, "")
+        others = set(said.values())
+        if error:
+            said[what] = before or error
+        if bool(error) == bool(before):
+            return
+        shown = f"{what} from Prometheus" if what else f"answer of Prometheus at {question.server.url}"
+        if error and not (common and error in others):
+            logger.warning("pool %s: no %s: %s", question.pool, shown, error)
+        elif before and before not in others:
+            logger.info("pool %s: %s again", question.pool, shown)
+
+
+def _questions(pool: Pool) -> set[_Question]:
+    server = pool.signals.prometheus
+    if server is None:
+        return set()
+    joins: Mapping[str, Mapping[str, str]] = server.joins()
+    return {
+        _Question(pool.name, signal, query, tuple(joins.get(signal, server.join).items()), server)
+        for signal, query in server.texts(pool.engine).items()
+    }
+
+
+def _in_thread(ask: Callable[[], Answer], name: str) -> asyncio.Future[Answer | Exception]:
+    """Ask in a thread that ends with the process, whatever it waits for; a failure is a result too."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Answer | Exception] = loop.create_future()
+
+    def settle(found: Answer | Exception) -> None:
+        if not future.done():
+            future.set_result(found)
+
+    def run() -> None:
+        found: Answer | Exception
+        try:
+            found = ask()
+        except Exception as error:  # noqa: BLE001 - it is told where the result is awaited
+            found = error
+        with contextlib.suppress(RuntimeError):  # the loop may have ended meanwhile
+            loop.call_soon_threadsafe(settle, found)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

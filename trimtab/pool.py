@@ -33,6 +33,7 @@ class _Memory(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     at: float
+    uid: str = ""
     weight: int = Field(ge=1)
     takes_work: bool
     profile: ProfileMemory
@@ -56,6 +57,7 @@ class PoolController:
             trust=_trust(policy),
         )
         self._shaper = Shaper(policy.shaping, rng, limits=_limits(policy))
+        self._uids: Mapping[str, str] = {}
         self._judged: frozenset[EndpointId] = frozenset()  # the endpoints of the last step
         memory = memory if isinstance(memory, Mapping) else {}
         self._memories = _parse(memory.get("endpoints"))
@@ -64,6 +66,13 @@ class PoolController:
     def set_endpoints(self, now: float, endpoints: Sequence[EndpointSpec]) -> None:
         """Replace the set of endpoints. One that comes back after it was gone is a new incarnation."""
         before = self._fleet.ids
+        uids = {spec.address: spec.uid for spec in endpoints}
+        replaced = {address for address, uid in uids.items() if _are_two(self._uids.get(address, ""), uid)}
+        if replaced:
+            # The fleet knows an endpoint by its address: the one that was there goes before the other comes.
+            self._fleet.set_endpoints(now, [spec for spec in endpoints if spec.address not in replaced])
+        self._uids = uids
+        self._shaper.out = {spec.address: spec.out for spec in endpoints if spec.out}
         self._fleet.set_endpoints(now, endpoints)
         self._recall_law(now)
         memories = dict(self._claim(now, (id for id in self._fleet.ids if id not in before)))
@@ -117,6 +126,7 @@ class PoolController:
             if standing and pushed:
                 memories[id.address] = _Memory(
                     at=now,
+                    uid=self._uids.get(id.address, ""),
                     weight=pushed[0],
                     takes_work=pushed[1],
                     profile=profiles[id.address],
@@ -139,7 +149,9 @@ class PoolController:
         """The memories of endpoints that come in. Each is used once: a later incarnation has none."""
         for id in entered:
             memory = self._memories.pop(id.address, None)
-            if memory is not None and memory.is_fresh(now):
+            if memory is None or _are_two(memory.uid, self._uids.get(id.address, "")):
+                continue
+            if memory.is_fresh(now):
                 yield id, memory
 
     def _recall_law(self, now: float) -> None:
@@ -153,6 +165,11 @@ class PoolController:
                     self._law.recall(learned)
             case _:
                 pass
+
+
+def _are_two(uid: str, other: str) -> bool:
+    """Whether these are surely not the same process; an empty one is unknown."""
+    return bool(uid and other and uid != other)
 
 
 def _trust(policy: Pool) -> Trust:

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from trimtab.pool import EndpointDecision, PoolDecision
 from xds_server.ads import ClientRow
+from xds_server.discovery import SourceStatus
 from xds_server.metrics import Metrics
 from xds_server.state import AdminState
 
@@ -42,10 +43,12 @@ def admin_app(state: AdminState, metrics: Metrics, *, now: Callable[[], float] =
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def endpoints(request: web.Request) -> web.Response:
-        names = {pool.name: [endpoint.address for endpoint in pool.endpoints] for pool in state.policy.pools}
-        return _json(
-            {"pools": {name: _pool(decision, names[name], now()) for name, decision in state.decisions.items()}}
-        )
+        sources = state.sources()
+        pools = {
+            name: _pool(decision, state.unresolved(name), sources.get(name), now())
+            for name, decision in state.decisions.items()
+        }
+        return _json({"pools": pools})
 
     async def clients(request: web.Request) -> web.Response:
         return _json({"clients": [_client(row, now()) for row in state.clients()]})
@@ -72,17 +75,30 @@ def admin_app(state: AdminState, metrics: Metrics, *, now: Callable[[], float] =
     return app
 
 
-def _pool(decision: PoolDecision, names: Sequence[str], now: float) -> Json:
+def _pool(decision: PoolDecision, unresolved: Sequence[str], source: SourceStatus | None, now: float) -> Json:
     """A pool on `/endpoints`: when it was decided, and every endpoint in the order of addresses.
 
-    `unresolved` are those of the policy that have no address: their names do not resolve.
+    `unresolved` are those that have no address: their names do not resolve. `discovery` is null for a pool that
+    the policy lists.
     """
-    found = {endpoint.view.name for endpoint in decision.endpoints}
     return {
         "at": decision.at,
         "age_s": now - decision.at,
-        "unresolved": [name for name in names if name not in found],
+        "discovery": source and _source(source, now),
+        "unresolved": list(unresolved),
         "endpoints": [_endpoint(endpoint) for endpoint in decision.endpoints],
+    }
+
+
+def _source(status: SourceStatus, now: float) -> Json:
+    """A pool's source on `/endpoints`: what it found, and since when and why that is not what it says now."""
+    return {
+        "source": status.kind,
+        "found": status.listed,
+        "answered_s_ago": None if status.answered_at is None else now - status.answered_at,
+        "stale_since": status.stale_since,
+        "why": status.why or None,
+        "errors": status.errors,
     }
 
 

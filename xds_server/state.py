@@ -1,11 +1,12 @@
 """What the metrics and the admin pages read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trimtab.policy.model import Policy
 from trimtab.pool import PoolDecision
 from xds_server.ads import ClientRow
+from xds_server.discovery import SourceStatus
 
 
 @dataclass(slots=True)
@@ -17,3 +18,5 @@ class AdminState:
     ready: bool = False  # a first snapshot was published
     draining: bool = False  # this process and its Envoy are about to end
     clients: Callable[[], Sequence[ClientRow]] = list  # the Envoys connected now
+    sources: Callable[[], Mapping[str, SourceStatus]] = dict  # of the pools that are discovered
+    unresolved: Callable[[str], Sequence[str]] = lambda pool: ()  # names of a pool's endpoints that have no address

@@ -124,7 +124,16 @@ async def test_a_name_that_does_not_resolve_is_listed(tmp_path: Path, capsys: py
     path.write_text('version: 1\npools:\n- name: chat\n  endpoints: [{address: "nowhere.invalid:8000"}]\n')
     await signals(path, as_json=True, watch=False, console=Console())
     shown = json.loads(capsys.readouterr().out)["pools"]["chat"]
-    assert shown == {"unresolved": ["nowhere.invalid:8000"], "endpoints": []}
+    assert shown == {"unresolved": ["nowhere.invalid:8000"], "discovery": None, "endpoints": []}
+
+
+async def test_a_source_that_told_nothing_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, gone = tmp_path / "policy.yaml", tmp_path / "endpoints.yaml"
+    path.write_text(f"version: 1\npools:\n- name: chat\n  discovery: {{file: {{path: {gone}}}}}\n")
+    await signals(path, as_json=True, watch=False, console=Console())
+    shown = json.loads(capsys.readouterr().out)["pools"]["chat"]
+    why = "1:1: the file cannot be read: no such file or directory"
+    assert shown == {"unresolved": [], "discovery": f"{gone}:{why}", "endpoints": []}
 
 
 def test_watch_looks_again_until_it_is_interrupted(tmp_path: Path) -> None:

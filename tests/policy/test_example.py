@@ -5,8 +5,9 @@ import pytest
 
 from tests.policy.example import EVERY_LAW, EXAMPLE
 from trimtab.policy import parse_policy
+from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.document import Document
-from trimtab.policy.model import Rejections, SignalSources
+from trimtab.policy.model import Pool, Rejections, SignalSources
 from trimtab.policy.schema import Section, sections
 from trimtab.scoring import BlendPolicy, default_scoring
 
@@ -40,14 +41,26 @@ def test_what_is_switched_off_are_the_defaults(text: str) -> None:
     for pool in full.pools:
         samples_of_a_law = {"terms": pool.scoring.terms} if isinstance(pool.scoring, BlendPolicy) else {}
         assert pool.scoring == type(pool.scoring)(**samples_of_a_law)
-    first = full.pools[0].model_copy(update={"signals": SignalSources()})
-    pools = tuple(pool.model_copy(update={"scoring": default_scoring()}) for pool in (first, *full.pools[1:]))
+    first, *others = (pool for pool in full.pools if pool.discovery is None)
+    first = first.model_copy(update={"signals": SignalSources()})
+    pools = tuple(pool.model_copy(update={"scoring": default_scoring()}) for pool in (first, *others))
     samples = {"rejections": Rejections(), "pools": pools}
 
     assert full.state_file == "auto"
     assert full.rejections.rules
     assert full.rejections.bundled
     assert full.model_copy(update=samples) == parse_policy(EXAMPLE, "example")
+
+
+@pytest.mark.parametrize("pool", parse_policy(EVERY_LAW[0], "example").pools, ids=lambda pool: pool.name)
+def test_what_is_switched_off_of_discovery_are_the_defaults(pool: Pool) -> None:
+    if pool.discovery is None:
+        return
+    source = pool.discovery.source
+    samples = {"path", "url", "name", "port", "service"} & source.model_fields_set
+    plain = type(source)(**{name: getattr(source, name) for name in samples})
+
+    assert pool.discovery == DiscoveryPolicy(**{pool.discovery.kind: plain})
 
 
 def _is(section: Section, mapping: dict[str, Any]) -> bool:

@@ -108,6 +108,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
             "chat": {
                 "at": 1009.5,
                 "age_s": 0.5,
+                "discovery": None,
                 "unresolved": [],
                 "endpoints": [
                     {

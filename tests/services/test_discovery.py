@@ -14,7 +14,7 @@ from tests.services.conftest import until
 from trimtab.policy.model import Policy
 from trimtab.pool import EndpointSpec
 from xds_server.discovery import Discovery
-from xds_server.resolver import Resolver
+from xds_server.discovery.resolver import Resolver
 
 
 class Hurried(random.Random):
@@ -124,7 +124,7 @@ async def test_a_pool_with_names_waits_until_each_was_tried(
 async def test_an_unanswered_name_does_not_hold_the_pool_for_ever(
     discovery: Discovery, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xds_server.discovery._DEADLINE_S", 0.05)
+    monkeypatch.setattr("xds_server.discovery.names._DEADLINE_S", 0.05)
     discovery.update(policy("10.0.0.1:80", "silent:80"))
     await until(lambda: told.addresses() == ["10.0.0.1:80"])
 
@@ -235,8 +235,8 @@ async def test_names_that_hang_hold_up_no_other(told: Told, monkeypatch: pytest.
             let_go.wait(30)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
 
-    monkeypatch.setattr("xds_server.discovery._DEADLINE_S", 1)
-    monkeypatch.setattr("xds_server.resolver._USUAL_S", 0.05)
+    monkeypatch.setattr("xds_server.discovery.names._DEADLINE_S", 1)
+    monkeypatch.setattr("xds_server.discovery.resolver._USUAL_S", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     discovery = Discovery(told.change, rng=Hurried())
     try:

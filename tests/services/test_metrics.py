@@ -25,6 +25,7 @@ from trimtab.fleet.observation import (
 from trimtab.fleet.rates import Spread
 from trimtab.policy.model import Policy
 from trimtab.pool import PoolDecision, State
+from xds_server.discovery import DiscoveryCollector, SourceStatus
 from xds_server.metrics import Metrics
 from xds_server.snapshot import TypeUrl
 from xds_server.state import AdminState
@@ -166,6 +167,8 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
     metrics.observer("ext-proc-1", 1.5, 40, 3, 2)
     metrics.watch_share(25)
     metrics.fault("step")
+    source = SourceStatus("http", 2, clock.at - 10, clock.at - 5, "HTTP 503", 3)
+    metrics.registry.register(DiscoveryCollector(lambda: {"chat": source}, now=clock))
 
 
 async def test_golden_page(state: AdminState, metrics: Metrics, clock: Clock) -> None:

@@ -170,7 +170,7 @@ async def test_a_token_that_is_none_is_not_shown(tmp_path: Path, content: str) -
     async with server(always(found(one()))) as url:
         with pytest.raises(QueryFailed) as raised:
             await ask(url, token_file=str(token))
-    assert str(raised.value) == f"{token}: not a token, which is one word of ASCII"
+    assert str(raised.value) == f"{token} must hold one token and nothing else"
 
 
 async def test_a_connection_is_used_again() -> None:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from trimtab.cli.errors import UserError
 from trimtab.policy import Policy, example_policy, json_schema, load_policy
+from trimtab.policy.endpoint_list import check_lists
 from trimtab.policy.model import OwnAddress
 
 app = typer.Typer(
@@ -47,6 +48,10 @@ def _options(
 
 
 PolicyOption = Annotated[Path, typer.Option("--policy", "-p", help="The policy file.", metavar="POLICY.yaml")]
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _wide_console() -> Console:
@@ -143,17 +148,21 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the policy with all its defaults.")] = False,
 ) -> None:
-    """Validate a policy. Exit code 2, and a line for each problem, if it is bad."""
+    """Validate a policy, and the lists of endpoints that it names. Exit code 2, and a line for each problem, if bad."""
     if (policy is None) is (named is None):
         raise UserError("name one policy: trimtab check POLICY.yaml")
     path = policy or named
     assert path is not None
     loaded = load_policy(path)
+    check_lists(loaded)
     if as_json:
         sys.stdout.write(loaded.model_dump_json(indent=2) + "\n")
     else:
         endpoints = sum(len(pool.endpoints) for pool in loaded.pools)
-        sys.stdout.write(f"{path}: ok: {len(loaded.pools)} pool(s), {endpoints} endpoint(s)\n")
+        found = sum(pool.discovery is not None for pool in loaded.pools)
+        listed = f"{_count(endpoints, 'endpoint')}{' listed' if found else ''}"
+        discovered = f", {_count(found, 'pool')} with discovery" if found else ""
+        sys.stdout.write(f"{path}: ok: {_count(len(loaded.pools), 'pool')}, {listed}{discovered}\n")
 
 
 @app.command()

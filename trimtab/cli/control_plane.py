@@ -26,7 +26,7 @@ from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
 from xds_server.ads import AdsService, ClientRow
 from xds_server.assignment import EndpointWeight, build_assignment
-from xds_server.discovery import Discovery
+from xds_server.discovery import Discovery, DiscoveryCollector
 from xds_server.feedback import FeedbackService
 from xds_server.lrs import LrsService
 from xds_server.metrics import Metrics
@@ -84,7 +84,11 @@ class ControlPlane:
         self._state.clients = self._ads.clients
         self._lrs = LrsService(self.observe, is_pool=self._pools.__contains__)
         self._feedback = FeedbackService(self.observe, self.take_usage, self._lose_observer)
-        self._discovery = Discovery(self._take_endpoints)
+        found_before = {name: memory.get("found") for name, memory in self._memory.items()}
+        self._discovery = Discovery(self._take_endpoints, known=found_before)
+        self._state.sources = self._discovery.statuses
+        self._state.unresolved = self._discovery.unresolved
+        self.metrics.registry.register(DiscoveryCollector(self._discovery.statuses))
         self._prometheus = PrometheusSource(self.observe, self.metrics.queried)
         self._stack = AsyncExitStack()
         self._scraper: Scraper
@@ -254,7 +258,12 @@ class ControlPlane:
     async def _remember(self) -> None:
         if self._state_file is not None:
             now = time.time()
-            self._state_file.write({name: pool.controller.remember(now) for name, pool in self._pools.items()})
+            self._state_file.write(
+                {
+                    name: {**pool.controller.remember(now), "found": self._discovery.remember(name)}
+                    for name, pool in self._pools.items()
+                }
+            )
 
     def _stop_pools(self) -> None:
         for pool in self._pools.values():

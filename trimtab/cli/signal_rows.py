@@ -1,6 +1,6 @@
 """How `trimtab signals` shows what is known of an endpoint: a row for each signal, known or not."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -90,11 +90,11 @@ def table(pool: str, view: EndpointView, now: float, why_not_read: str = "") -> 
     return shown
 
 
-def unresolved(pool: str, names: Iterable[str]) -> Table:
-    """The endpoints of a pool that have no address."""
+def missing(pool: str, why: Mapping[str, str]) -> Table:
+    """What a pool lacks, and why."""
     shown = _table(f"pool {pool}", ("endpoint", "why nothing is known"))
-    for name in names:
-        shown.add_row(Text(name), "its name does not resolve")
+    for name, reason in why.items():
+        shown.add_row(Text(name), Text(reason))
     return shown
 
 

@@ -104,8 +104,8 @@ class _Reader:
         for pool in self._policy.pools:
             why = _why_not_read(pool)
             shown += [signal_rows.table(pool.name, view, now, why) for view in self._views(pool, now)]
-            if missing := self._unresolved(pool):
-                shown.append(signal_rows.unresolved(pool.name, missing))
+            if missing := self._missing(pool):
+                shown.append(signal_rows.missing(pool.name, missing))
         return Group(*shown)
 
     def as_json(self) -> dict[str, Any]:
@@ -115,7 +115,8 @@ class _Reader:
             "at": now,
             "pools": {
                 pool.name: {
-                    "unresolved": self._unresolved(pool),
+                    "unresolved": list(self._discovery.unresolved(pool.name)),
+                    "discovery": self._why_not_found(pool),
                     "endpoints": [
                         signal_rows.as_json(view, now, _why_not_read(pool)) for view in self._views(pool, now)
                     ],
@@ -140,9 +141,19 @@ class _Reader:
     def _views(self, pool: Pool, now: float) -> Sequence[EndpointView]:
         return [endpoint.view for endpoint in self._pools[pool.name].step(now).endpoints]
 
-    def _unresolved(self, pool: Pool) -> list[str]:
-        found = {endpoint.name for endpoint in self._endpoints.get(pool.name, ())}
-        return [endpoint.address for endpoint in pool.endpoints if endpoint.address not in found]
+    def _missing(self, pool: Pool) -> dict[str, str]:
+        """What is not among the endpoints, and why."""
+        missing = dict.fromkeys(self._discovery.unresolved(pool.name), "its name does not resolve")
+        if why := self._why_not_found(pool):
+            missing["those of discovery"] = why
+        return missing
+
+    def _why_not_found(self, pool: Pool) -> str | None:
+        """Why the source of a pool has told nothing; None if it has, or if the policy lists the endpoints."""
+        source = self._discovery.statuses().get(pool.name)
+        if source is None or source.answered_at is not None:
+            return None
+        return source.why or "it has not answered yet"
 
     def _take_endpoints(self, name: str, endpoints: Sequence[EndpointSpec]) -> None:
         self._endpoints[name] = endpoints

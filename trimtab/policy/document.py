@@ -1,7 +1,7 @@
 """YAML text as plain values that know their places in the text."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
@@ -23,6 +23,8 @@ _MERGE = f"{_TAG}merge"
 _PARSED = {_TAG + name for name in ("null", "bool", "int", "float")}
 _TEXT = {_TAG + name for name in ("str", "timestamp", "value")}  # a date is text in YAML 1.2
 
+_COLLECTIONS: Sequence[tuple[type[Node], str]] = ((SequenceNode, "a list"), (MappingNode, "a mapping"))
+
 _SYNTAX = (
     (r"character '\\t'", "a tab cannot indent YAML: use spaces"),
     (r"character '(.)' that cannot start", "text cannot begin with {0} in YAML: put it in quotes"),
@@ -34,6 +36,7 @@ _SYNTAX = (
     ("could not find expected ':'", 'a key without its ":"'),
     ("found unexpected (?:end of stream|document separator)", "the quote that opens here is never closed"),
     (r"expected ',' or '([\]}])'", 'a "," or "{0}" is missing for what line {line} opens'),
+    ("expected the node content, but found '<stream end>'", "the file ends in the middle: is it whole?"),
     ("expected <block end>", "this line does not fit those above: mend the indentation"),
     (
         "undefined alias '([^']*)",
@@ -61,11 +64,13 @@ class _Entry(NamedTuple):
 class Document:
     """A YAML file. `data` is a dict with text keys and dict, list, str, int, float, bool or None below it.
 
+    With a `place` the file is the list that belongs there in a policy, and `data` is a list.
+
     What can be left out (the second of two equal keys, a number that is none) is, and is noted in `problems`.
     Raises PolicyError for text that is not YAML at all, or not a mapping.
     """
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, text: str, source: str, place: Path = ()) -> None:
         self.source = source
         self.problems: list[Problem] = []
         self._entries: dict[Path, _Entry] = {}
@@ -76,12 +81,20 @@ class Document:
         self._yaml.max_depth = _MAX_DEPTH
         self._yaml.composer.warn_double_anchors = False
         root = self._compose(text)
+        if place:
+            kind: type[Node] = SequenceNode
+            name, wanted = "it", "a list of endpoints (- address: 10.0.0.11:8000), or [] for none"
+        else:
+            kind = MappingNode
+            name, wanted = "a policy", "a mapping (version: 1 and so on)"
         if root is None or root.tag == f"{_TAG}null":
-            raise PolicyError([Problem(source, 1, 1, "", "the file is empty: a policy has at least version and pools")])
-        if not isinstance(root, MappingNode):
-            what = "a list" if isinstance(root, SequenceNode) else "text"
-            raise self._fatal(root, (), f"a policy is a mapping (version: 1 and so on), and this is {what}")
-        self.data: dict[str, Any] = self._value(root, (), None)
+            least = f"it must be {wanted}" if place else "a policy has at least version and pools"
+            raise PolicyError([Problem(source, 1, 1, "", f"the file is empty: {least}")])
+        if not isinstance(root, kind):
+            what = next((word for of, word in _COLLECTIONS if isinstance(root, of)), "text")
+            raise self._fatal(root, (), f"{name} {'must be' if place else 'is'} {wanted}, and this is {what}")
+        self._entries[()] = _Entry(root, None)
+        self.data: Any = self._value(root, place, None)
 
     def problem(self, path: Path, message: str, *, of_key: bool = False) -> Problem:
         """A problem of the value at `path`, or of its key; if the file has none, of what is around it."""

@@ -19,9 +19,14 @@ _LIKE = 0.7
 _WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-\s]")
 
 
-def explain(error: ValidationError, document: Document) -> Iterator[Problem]:
-    """All that `error` says of `document`. What belongs at a place is read from the JSON Schema."""
+def explain(error: ValidationError, document: Document, place: Path = ()) -> Iterator[Problem]:
+    """All that `error` says of `document`, which is at `place` in a policy.
+
+    What belongs at a place is read from the JSON Schema.
+    """
     found = error.errors(include_url=False)
+    for details in found:
+        details["loc"] = (*place, *details["loc"])
     meant = {place for details in found if details["type"] == "extra_forbidden" for place in _meant(details["loc"])}
     for details in found:
         path, schema = at(details["loc"])

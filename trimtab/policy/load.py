@@ -30,22 +30,28 @@ def parse_policy(text: str, source: str) -> Policy:
     these are right one by one.
     """
     document = Document(text.removeprefix("\ufeff"), source)
-    problems = list(document.problems)
-    policy: Policy | None = None
     try:
         # As JSON, pydantic's strict mode takes exactly what the JSON Schema allows: "10000" is no port.
         policy = Policy.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
-        noted = {problem.where for problem in problems}
-        problems += [problem for problem in explain(error, document) if problem.where not in noted]
+        raise PolicyError(problems_of(document, error)) from None
+    if problems := problems_of(document):
+        raise PolicyError(problems)
+    return policy
+
+
+def problems_of(
+    document: Document, error: ValidationError | None = None, place: tuple[str | int, ...] = ()
+) -> list[Problem]:
+    """All that is wrong with a document that is at `place` in a policy, in its order; each thing is told once."""
+    problems = list(document.problems)
     # A field that may be null takes what is not there for null.
-    told = {problem.where for problem in problems}
-    problems += [problem for problem in document.without_value() if problem.where not in told]
-    if policy is not None and not problems:
-        return policy
+    for found in (explain(error, document, place) if error else (), document.without_value()):
+        told = {problem.where for problem in problems}
+        problems += [problem for problem in found if problem.where not in told]
     # What is repeated through an alias is mended once.
     distinct = {(problem.line, problem.column, problem.message): problem for problem in reversed(problems)}
-    raise PolicyError(sorted(distinct.values(), key=lambda problem: (problem.line, problem.column)))
+    return sorted(distinct.values(), key=lambda problem: (problem.line, problem.column))
 
 
 def problem_at(path: str | Path, where: tuple[str | int, ...], message: str) -> Problem:
@@ -72,14 +78,18 @@ def read_policy(path: str | Path) -> bytes:
 
 def decode_policy(content: bytes, source: str) -> Policy:
     """Validate the content of a policy file. Raises PolicyError as `parse_policy` does."""
+    return parse_policy(decode_text(content, source), source)
+
+
+def decode_text(content: bytes, source: str) -> str:
+    """The content as text, without a byte order mark. Raises PolicyError for what is not UTF-8."""
     try:
-        text = content.decode()
+        return content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         before = content[: error.start]
         line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
         message = f"byte 0x{content[error.start]:02x} is not UTF-8: save the file as UTF-8"
         raise PolicyError([Problem(source, line, column, "", message)]) from None
-    return parse_policy(text, source)
 
 
 def example_policy() -> str:

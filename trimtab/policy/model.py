@@ -7,7 +7,7 @@ sentence of a description that begins with "0 " or "Empty " says what that value
 import fnmatch
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Annotated, Literal
 
@@ -15,9 +15,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
+from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.metric import parse_metric
 from trimtab.policy.needs import unmet_needs, unreadable_terms
 from trimtab.policy.prometheus import Prometheus
+from trimtab.policy.trust import trust_flaws
 from trimtab.policy.types import FilePath, MetricText, text_schema
 from trimtab.policy.words import quoted, shown
 from trimtab.scoring import ScoringPolicy, default_scoring, make_law
@@ -339,8 +341,7 @@ class ScrapeTls(Strict):
     skip_verify: bool = Field(False, description="Take any certificate: whoever is in between can read and lie.")
 
     def flaws(self) -> Iterator[Flaw]:
-        if self.skip_verify and self.ca_file is not None:
-            yield Flaw("with skip_verify nothing is checked against ca_file; remove one of them", ("ca_file",))
+        yield from trust_flaws(self.ca_file, self.skip_verify)
 
 
 class SignalSources(Strict):
@@ -400,7 +401,11 @@ class Pool(Strict):
         description="What the endpoints run: the names of its metrics follow from it. ollama shows none; for custom "
         "they are in signals.names.",
     )
-    endpoints: tuple[Endpoint, ...] = Field(min_length=1, description="The engines.")
+    endpoints: tuple[Endpoint, ...] = Field((), description="The engines. Empty is for `discovery` only.")
+    discovery: DiscoveryPolicy | None = Field(
+        None,
+        description="Where endpoints are found, in place of `endpoints`: exactly one of file, dns, http, kubernetes.",
+    )
     scoring: Annotated[ScoringPolicy, ByLaw(default_scoring().law)] = Field(
         default_factory=default_scoring, description="How an endpoint is scored: a `law` with its numbers."
     )
@@ -411,16 +416,12 @@ class Pool(Strict):
     signals: SignalSources = Field(default_factory=SignalSources)
 
     def flaws(self) -> Iterator[Flaw]:
-        first: dict[tuple[str, int], int] = {}
-        for index, endpoint in enumerate(self.endpoints):
-            host, port = split_host_port(endpoint.address)
-            before = first.setdefault((_canonical(host), port), index)
-            if before != index:
-                yield Flaw(
-                    f"{quoted(endpoint.address)} is already endpoints[{before}] of this pool; remove one",
-                    ("endpoints", index, "address"),
-                )
-
+        if not self.endpoints and self.discovery is None:
+            yield Flaw("no endpoints: list them, or say under discovery where they are found", ("endpoints",), ())
+        if self.endpoints and self.discovery is not None:
+            yield Flaw("a pool lists its endpoints or has discovery, not both; remove one", ("discovery",))
+        for flaw in used_twice(self.endpoints):
+            yield Flaw(flaw.message, *(("endpoints", *place) for place in flaw.at))
         if self.engine == "custom" and self.signals.scrape and not self.signals.names.named:
             yield Flaw(
                 "engine custom has no metrics until signals.names says which; or set signals.scrape to false",
@@ -543,6 +544,19 @@ class Policy(Strict):
                         f"{quoted(endpoint.address)} is where Envoy listens: requests would go in a circle",
                         ("pools", index, "endpoints", position, "address"),
                     )
+
+
+def used_twice(endpoints: Sequence[Endpoint]) -> Iterator[Flaw]:
+    """A flaw for each endpoint at an address that an earlier one has."""
+    first: dict[tuple[str, int], int] = {}
+    for index, endpoint in enumerate(endpoints):
+        host, port = split_host_port(endpoint.address)
+        before = first.setdefault((_canonical(host), port), index)
+        if before != index:
+            yield Flaw(
+                f"{quoted(endpoint.address)} is already endpoints[{before}] of this pool; remove one",
+                (index, "address"),
+            )
 
 
 def _used_twice(what: str, key: str, names: list[str]) -> Iterator[Flaw]:

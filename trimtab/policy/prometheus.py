@@ -5,7 +5,6 @@ import importlib.resources
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import promql_parser
 from pydantic import AfterValidator, Field, TypeAdapter
@@ -13,7 +12,8 @@ from ruamel.yaml import YAML
 
 from trimtab.fleet.queried import ASKABLE
 from trimtab.policy.promql import selectors
-from trimtab.policy.types import FilePath, text_schema
+from trimtab.policy.trust import trust_flaws
+from trimtab.policy.types import BaseUrl, FilePath, text_schema
 from trimtab.policy.words import listed, quoted
 from trimtab.strict import Flaw, Strict
 
@@ -47,21 +47,6 @@ def bundled_queries() -> Bundled:
     """What `trimtab/data/prometheus-queries.yaml` says."""
     text = importlib.resources.files("trimtab").joinpath("data/prometheus-queries.yaml").read_text("utf-8")
     return TypeAdapter(Bundled).validate_python(YAML(typ="safe").load(text))
-
-
-def _url(text: str) -> str:
-    parts = urlsplit(text)
-    try:
-        port_is_right = parts.port != 0
-    except ValueError:
-        port_is_right = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_right or re.search(r"\s", text):
-        raise ValueError(f"{quoted(text)} must be a URL, as in http://prometheus:9090")
-    if "@" in parts.netloc:
-        raise ValueError("a password has no place in the URL: give username and password_file")
-    if parts.query or parts.fragment:
-        raise ValueError(f"{quoted(text)} must end with its path")
-    return text.rstrip("/")
 
 
 def _select(text: str) -> str:
@@ -121,7 +106,6 @@ def _headers(headers: dict[str, str]) -> dict[str, str]:
     return headers
 
 
-Url = Annotated[str, AfterValidator(_url), text_schema("http://prometheus:9090", r"^https?://\S+$")]
 Select = Annotated[str, AfterValidator(_select)]
 Join = Annotated[dict[str, str], Field(min_length=1), AfterValidator(_join)]
 CustomName = Annotated[str, AfterValidator(_custom_name), text_schema("gpu_temperature", f"^{_CUSTOM.pattern}$")]
@@ -194,7 +178,7 @@ class CustomSignal(Strict):
 class Prometheus(Strict):
     """A Prometheus server, or what speaks its API, that is asked about the endpoints."""
 
-    url: Url = Field(description="Where it is, with the prefix of its paths if it has one.")
+    url: BaseUrl = Field(description="Where it is, with the prefix of its paths if it has one.")
     interval_ms: Annotated[int, Field(ge=250, le=300_000)] = Field(
         5000, description="How often it is asked. More often than it scrapes brings nothing."
     )
@@ -226,7 +210,7 @@ class Prometheus(Strict):
     custom: Annotated[tuple[CustomSignal, ...], Field(max_length=32)] = Field(
         (), description="Numbers of your own. Empty has none."
     )
-    token_file: FilePath | None = Field(None, description="File with the bearer token, read again for every question.")
+    token_file: FilePath | None = Field(None, description="File with a bearer token; read again when it changes.")
     username: Annotated[str, Field(min_length=1)] | None = Field(None, description="For basic authentication.")
     password_file: FilePath | None = Field(None, description="File with the password, read again for every question.")
     headers: Annotated[dict[str, str], AfterValidator(_headers)] = Field(
@@ -261,8 +245,7 @@ class Prometheus(Strict):
         for one, other in (("username", "password_file"), ("cert_file", "key_file")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
                 yield Flaw(f"{one} and {other} go together: give both or none", (one,), (other,))
-        if self.skip_verify and self.ca_file is not None:
-            yield Flaw("with skip_verify nothing is checked against ca_file; remove one of them", ("ca_file",))
+        yield from trust_flaws(self.ca_file, self.skip_verify, self.url)
         yield from self._bad_queries()
         names = [signal.name for signal in self.custom]
         for index, name in enumerate(names):

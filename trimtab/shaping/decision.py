@@ -16,7 +16,7 @@ class State(StrEnum):
     FULL = "full"  # KV usage at the limit while another has room
     OPEN = "open"  # the breaker is open
     HALF_OPEN = "half-open"
-    DRAINING = "draining"  # it said it is going away
+    DRAINING = "draining"  # it, or discovery, said that it is going away, or is not ready
     ALL_OUT = "all-out"  # every endpoint would be out, so all are in, by capacity
 
 

@@ -32,6 +32,7 @@ class Shaper:
 
     def __init__(self, numbers: Shaping, rng: Random, limits: Sequence[CustomSignal] = ()) -> None:
         self.numbers = numbers
+        self.out: Mapping[str, str] = {}  # address -> why discovery wants it to take no new work
         self.limits = limits  # custom signals that drain
         self._rng = rng
         self._standings: dict[EndpointId, Standing] = {}
@@ -73,7 +74,8 @@ class Shaper:
         shaped = {id: self._shaped(now, id, hold, scores[id].score, law) for id, hold in holds.items()}
         all_out = all(holds.values())
         for id, hold in holds.items():
-            self._standings[id].lean_on(hold, all_out)
+            # What is going away for good keeps no part of its work when others are back.
+            self._standings[id].lean_on(None if id.address in self.out and not all_out else hold, all_out)
         shares = self._shares(pool, holds, scores, {id: _wanted(scores[id], shaped[id], law) for id in holds}, law)
         changed = self._push({view.id.address: shares.get(view.id) for view in views}, law)
 
@@ -109,10 +111,7 @@ class Shaper:
 
     def _holds(self, now: float, views: Sequence[EndpointView]) -> Holds:
         """What holds each endpoint back; a full KV cache does only while another is known to have room."""
-        holds = {
-            view.id: self._standings[view.id].past_limit(view.custom, self.limits) or self._standings[view.id].hold(now)
-            for view in views
-        }
+        holds = {view.id: self._hold(now, view) for view in views}
         limit = self.numbers.kv_limit
         free = {view.id: view.signals.kv_usage for view in views if holds[view.id] is None}
         full = {id for id, usage in free.items() if self._standings[id].is_full(usage, limit)}
@@ -123,6 +122,12 @@ class Shaper:
                 usage = f"KV usage {free[id]:.2f}, the limit is {limit:g}"
                 holds[id] = Hold(State.FULL, None, f"full: {usage}, and another endpoint has room")
         return holds
+
+    def _hold(self, now: float, view: EndpointView) -> Hold | None:
+        if why := self.out.get(view.id.address):
+            return Hold(State.DRAINING, None, f"{State.DRAINING}: {why}")
+        standing = self._standings[view.id]
+        return standing.past_limit(view.custom, self.limits) or standing.hold(now)
 
     def _shaped(self, now: float, id: EndpointId, hold: Hold | None, score: float, law: Law) -> float:
         ramp = self._standings[id].ramp

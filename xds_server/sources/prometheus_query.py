@@ -18,6 +18,7 @@ from urllib3.util.retry import Retry
 
 from trimtab.policy.prometheus import Prometheus
 from trimtab.policy.promql import selectors
+from xds_server.access import Access, AccessError
 
 MAX_ANSWER_BYTES = 16 * 2**20
 _CHUNK_BYTES = 2**16
@@ -64,6 +65,7 @@ class Asker:
         self._query = query
         by = ", ".join(join_labels)
         self._times = [f"max by ({by}) (timestamp({selector}))" for selector in selectors(query)]
+        self._access = Access()
         self._session = _Session(server)
         # Retries are not worth a wait: the next question comes soon, and is a newer one.
         self._client = PrometheusConnect(server.url, session=self._session, retry=Retry(0, read=False))
@@ -84,15 +86,16 @@ class Asker:
         server = self._server
         headers = {"User-Agent": "trimtab", **server.headers}
         try:
-            if server.token_file is not None:
-                headers["Authorization"] = f"Bearer {_token(server.token_file)}"
+            headers |= self._access.headers(server.token_file)
             if server.username is not None and server.password_file is not None:
                 password = Path(server.password_file).read_text("utf-8").rstrip("\r\n")
                 self._client.auth = (server.username.encode(), password.encode())
+        except AccessError as error:
+            raise QueryFailed(str(error), server=True) from None
         except OSError as error:
             raise QueryFailed(f"{error.filename}: {error.strerror}", server=True) from None
         except UnicodeDecodeError:
-            raise QueryFailed("the file with the token or password is not UTF-8", server=True) from None
+            raise QueryFailed("the file with the password is not UTF-8", server=True) from None
         self._client.headers = headers
 
     def _ask(self, query: str, at: float | None = None) -> tuple[float, Sequence[Series]]:
@@ -148,14 +151,6 @@ class _Session(requests.Session):
             if time.monotonic() > self.deadline:
                 raise _too_slow(self._server)
         return bytes(body)
-
-
-def _token(path: str) -> str:
-    token = Path(path).read_text("utf-8").strip()
-    # Such a header is refused with a message that shows it.
-    if not re.fullmatch(r"[!-~]+", token):
-        raise QueryFailed(f"{path}: not a token, which is one word of ASCII", server=True)
-    return token
 
 
 def _too_slow(server: Prometheus) -> QueryFailed:

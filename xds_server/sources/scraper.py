@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import random
 import socket
 import time
@@ -15,7 +14,7 @@ from trimtab.fleet.observation import Signals, SignalsRead
 from trimtab.policy.engines import engine_tables
 from trimtab.policy.model import Pool, ScrapeTls, split_host_port
 from trimtab.pool import EndpointSpec
-from xds_server.sources.access import Access, AccessError
+from xds_server.access import Access, AccessError, why_failed
 from xds_server.sources.model_card import MODELS_PATH, ModelCard, read_card
 from xds_server.sources.names import PageNames, page_names
 from xds_server.sources.page import MAX_PAGE_BYTES, read_page
@@ -183,7 +182,7 @@ class Scraper:
         except TimeoutError:
             return b"", f"no whole answer within {target.timeout_s:g} s"
         except (aiohttp.ClientError, OSError, ScrapeError, AccessError) as cause:
-            return b"", _why(cause)
+            return b"", why_failed(cause)
 
     def _failed(self, target: _Target, error: str) -> SignalsRead:
         return SignalsRead(self._now(), target.pool, target.address, Signals(), error)
@@ -192,7 +191,7 @@ class Scraper:
         async with self._session.get(
             url,
             headers=self._access.headers(target.token_file),
-            ssl=self._access.tls(target.tls) if target.tls else True,
+            ssl=self._access.tls(target.tls.ca_file, target.tls.skip_verify) if target.tls else True,
             server_hostname=target.host if target.tls else None,
             # A token is for this engine alone, and a page that is elsewhere is another engine's.
             allow_redirects=False,
@@ -207,20 +206,6 @@ class Scraper:
                     response.close()
                     raise ScrapeError(f"{path} is above {MAX_PAGE_BYTES} bytes")
             return bytes(page)
-
-
-def _why(cause: Exception) -> str:
-    """A failure in a line, without what people already know."""
-    match cause:
-        case aiohttp.ClientConnectorCertificateError():
-            text = f"no trust: {cause.certificate_error}"
-        case aiohttp.ClientConnectorSSLError():
-            text = f"no TLS: {cause.os_error}"
-        case aiohttp.ClientConnectorError() if cause.os_error.errno:
-            text = f"no connection: {os.strerror(cause.os_error.errno)}"
-        case _:
-            text = str(cause) or type(cause).__name__
-    return " ".join(text.split())[:200]
 
 
 def _mend(response: aiohttp.ClientResponse, target: _Target) -> str:

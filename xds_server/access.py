@@ -1,11 +1,12 @@
-"""How an engine's pages are asked for: over TLS or not, and with which token."""
+"""Our own requests over HTTP: the tokens and certificates that they need, and why they fail."""
 
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from trimtab.policy.model import ScrapeTls
+import aiohttp
 
 _T = TypeVar("_T")
 
@@ -27,15 +28,32 @@ class Access:
         """The headers that carry a token. Raises AccessError if its file is not usable."""
         return {} if token_file is None else {"Authorization": f"Bearer {self._tokens.get(token_file)}"}
 
-    def tls(self, policy: ScrapeTls) -> ssl.SSLContext:
-        """What a policy trusts. Raises AccessError if its file is not usable."""
-        if policy.ca_file is not None:
-            return self._authorities.get(policy.ca_file)
-        if policy.skip_verify:
+    def tls(self, ca_file: str | None, skip_verify: bool) -> ssl.SSLContext:
+        """What is trusted; without either, what the system trusts. Raises AccessError if the file is not usable."""
+        if ca_file is not None:
+            return self._authorities.get(ca_file)
+        if skip_verify:
             self._anyone = self._anyone or _trusting_anyone()
             return self._anyone
         self._system = self._system or ssl.create_default_context()
         return self._system
+
+
+def why_failed(cause: Exception) -> str:
+    """A failed request in a line, without what people already know."""
+    match cause:
+        case aiohttp.ClientConnectorCertificateError():
+            text = f"no trust: {cause.certificate_error}"
+        case aiohttp.ClientConnectorSSLError():
+            text = f"no TLS: {cause.os_error}"
+        case aiohttp.ClientConnectorDNSError():
+            text = f"{cause.host} does not resolve: {cause.os_error.strerror or cause.os_error}"
+        case aiohttp.ClientConnectorError():
+            errno = cause.os_error.errno
+            text = f"no connection: {os.strerror(errno) if errno else cause.os_error}"
+        case _:
+            text = str(cause) or type(cause).__name__
+    return " ".join(text.split())[:200]
 
 
 class _Files(Generic[_T]):

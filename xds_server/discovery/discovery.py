@@ -1,0 +1,206 @@
+"""From the policy's pools to addresses that Envoy can connect to."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from trimtab.policy.discovery import (
+    DiscoveryPolicy,
+    DnsSource,
+    FileSource,
+    HttpSource,
+    KubernetesSource,
+)
+from trimtab.policy.model import Policy, Pool, split_host_port
+from trimtab.pool import EndpointSpec
+from xds_server.discovery.follower import Follower, SourceStatus
+from xds_server.discovery.from_dns import FromDns
+from xds_server.discovery.from_file import FromFile
+from xds_server.discovery.from_http import FromHttp
+from xds_server.discovery.from_kubernetes import FromKubernetes
+from xds_server.discovery.names import Names, Resolve, literal
+from xds_server.discovery.resolver import Resolver
+from xds_server.discovery.source import Answer, Listed, Source, socket_address
+
+logger = logging.getLogger(__name__)
+
+
+class Discovery:
+    """Keeps the addresses of all pools' endpoints.
+
+    A pool's endpoints are those that the policy lists, or those that its source finds. IP literals are taken as they
+    are; host names are resolved, and a name that has never resolved is left out.
+
+    `on_change(pool, endpoints)` is called when a pool's endpoints differ from what it was last told, the first time
+    when its source and each of its names have been tried, and with () when the pool is gone. `known` has what
+    `remember` gave before a restart, by pool: it counts until a source answers. Everything runs on the event loop of
+    the caller. `now` is Unix seconds.
+    """
+
+    def __init__(
+        self,
+        on_change: Callable[[str, Sequence[EndpointSpec]], None],
+        *,
+        known: Mapping[str, object] | None = None,
+        resolve: Resolve | None = None,
+        rng: random.Random | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._on_change = on_change
+        self._rng = rng or random.Random()
+        self._now = now
+        self._names = Names(self._publish, resolve or Resolver(), self._rng)
+        self._pools: tuple[Pool, ...] = ()
+        self._followers: dict[str, tuple[DiscoveryPolicy, Follower]] = {}
+        self._left: list[asyncio.Task[None]] = []
+        self._listed: dict[str, Answer] = {name: tuple(_recall(of_pool)) for name, of_pool in (known or {}).items()}
+        self._told: dict[str, tuple[EndpointSpec, ...]] = {}
+        self._clashes: set[tuple[str, str, str]] = set()
+
+    def update(self, policy: Policy) -> None:
+        """Take the pools of a (new) policy. What is already known of its names and by its sources stays."""
+        self._pools = policy.pools
+        wanted = {pool.name: pool.discovery for pool in self._pools}
+        for name, (before, _) in tuple(self._followers.items()):
+            if wanted.get(name) != before:
+                self._leave(name)
+        for name, section in wanted.items():
+            if section is not None and name not in self._followers:
+                self._followers[name] = (section, self._follow(name, section))
+        for gone in self._told.keys() - wanted.keys():
+            self._tell(gone, ())
+            del self._told[gone]
+            self._listed.pop(gone, None)
+        self._publish()
+
+    def statuses(self) -> Mapping[str, SourceStatus]:
+        """How the source of each pool does. A pool that the policy lists has none."""
+        return {name: follower.status for name, (_, follower) in self._followers.items()}
+
+    def unresolved(self, pool: str) -> Sequence[str]:
+        """Names of the pool's listed endpoints that have no address."""
+        return [
+            listed.name
+            for listed in self._listed.get(pool, ())
+            if literal(listed.host) is None and not self._names.address(listed.host)
+        ]
+
+    def remember(self, pool: str) -> object:
+        """What the source of a pool found, JSON-able; nothing for a pool that the policy lists."""
+        if pool not in self._followers:
+            return []
+        return [
+            {
+                "host": e.host,
+                "port": e.port,
+                "name": e.name,
+                "capacity": e.capacity,
+                "labels": dict(e.labels),
+                "uid": e.uid,
+            }
+            for e in self._listed.get(pool, ())
+        ]
+
+    async def close(self) -> None:
+        """Stop asking and resolving, and wait until it has stopped."""
+        for name in tuple(self._followers):
+            self._leave(name)
+        await asyncio.gather(*self._left, return_exceptions=True)
+        await self._names.close()
+
+    def _follow(self, pool: str, section: DiscoveryPolicy) -> Follower:
+        return Follower(
+            pool,
+            section.kind,
+            _source(section, self._rng),
+            self._publish,
+            known=self._listed.get(pool, ()),
+            confirm_empty_s=section.confirm_empty_s,
+            rng=self._rng,
+            now=self._now,
+        )
+
+    def _leave(self, pool: str) -> None:
+        _, follower = self._followers.pop(pool)
+        follower.task.cancel()
+        self._left = [task for task in self._left if not task.done()]
+        self._left.append(follower.task)
+
+    def _publish(self) -> None:
+        for pool in self._pools:
+            if (listed := self._listed_now(pool)) is not None:
+                self._listed[pool.name] = listed
+        self._names.want({e.host for p in self._pools for e in self._listed.get(p.name, ()) if literal(e.host) is None})
+        for pool in self._pools:
+            endpoints = self._endpoints(pool)
+            if endpoints is not None and endpoints != self._told.get(pool.name):
+                self._told[pool.name] = endpoints
+                self._tell(pool.name, endpoints)
+
+    def _listed_now(self, pool: Pool) -> Answer | None:
+        """What the policy lists or the source found; None while the source has yet to be tried."""
+        if pool.discovery is not None:
+            return self._followers[pool.name][1].endpoints
+        return tuple(
+            Listed(*split_host_port(endpoint.address), endpoint.address, endpoint.capacity, endpoint.labels)
+            for endpoint in pool.endpoints
+        )
+
+    def _tell(self, pool: str, endpoints: Sequence[EndpointSpec]) -> None:
+        try:
+            self._on_change(pool, endpoints)
+        except Exception:
+            logger.exception("pool %s: its new endpoints were not taken in", pool)
+
+    def _endpoints(self, pool: Pool) -> tuple[EndpointSpec, ...] | None:
+        """The pool's endpoints that have an address; None while its source or one of its names has yet to be tried."""
+        if self._listed_now(pool) is None:
+            return None
+        specs: dict[str, EndpointSpec] = {}
+        for listed in self._listed[pool.name]:
+            if not self._names.was_tried(listed.host):
+                return None
+            ip = self._names.address(listed.host)
+            if ip is None:
+                continue
+            address = socket_address(ip, listed.port)
+            spec = EndpointSpec(address, listed.name, listed.capacity, listed.labels, listed.uid, listed.out)
+            first = specs.setdefault(address, spec)
+            if first is not spec:
+                self._warn_of_clash(pool.name, first, spec)
+        return tuple(specs.values())
+
+    def _warn_of_clash(self, pool: str, first: EndpointSpec, second: EndpointSpec) -> None:
+        clash = (pool, first.name, second.name)
+        if clash not in self._clashes:
+            self._clashes.add(clash)
+            logger.warning("pool %s: %s and %s are both %s: the first is used", *clash, first.address)
+
+
+def _source(section: DiscoveryPolicy, rng: random.Random) -> Source:
+    match section.source:
+        case FileSource() as file:
+            return FromFile(file)
+        case DnsSource() as dns:
+            return FromDns(dns)
+        case HttpSource() as http:
+            return FromHttp(http, section.capacity_label, rng)
+        case KubernetesSource() as kubernetes:
+            return FromKubernetes(kubernetes, section.capacity_label)
+
+
+def _recall(remembered: object) -> Iterator[Listed]:
+    """What is well-formed of what `remember` gave."""
+    for entry in remembered if isinstance(remembered, list) else ():
+        match entry:
+            case {
+                "host": str() as host,
+                "port": int() as port,
+                "name": str() as name,
+                "capacity": (int() | float() | None) as capacity,
+                "labels": dict() as labels,
+                "uid": str() as uid,
+            } if 0 < port < 65536:
+                yield Listed(host, port, name, capacity, labels, uid)

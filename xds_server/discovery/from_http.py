@@ -1,0 +1,81 @@
+"""Endpoints from a URL in Prometheus' http_sd format."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterator
+from typing import ClassVar
+
+import aiohttp
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from trimtab.policy.discovery import HttpSource
+from trimtab.policy.model import split_host_port
+from xds_server.access import why_failed
+from xds_server.discovery.source import Answer, Listed, SourceError, capacity, one_line
+from xds_server.discovery.web import Web, read_body
+
+_MAX_BYTES = 8 * 2**20
+
+
+class _Group(BaseModel):
+    """Targets with what they have in common."""
+
+    targets: list[str] | None  # Go writes an empty list as null
+    labels: dict[str, str] | None = None
+
+
+_GROUPS = TypeAdapter(list[_Group])
+
+
+class FromHttp:
+    """Asks a URL at a steady pace."""
+
+    longest_retry_s: ClassVar[float] = 30.0
+
+    def __init__(self, policy: HttpSource, capacity_label: str, rng: random.Random) -> None:
+        self._policy = policy
+        self._capacity_label = capacity_label
+        self._rng = rng
+
+    async def answers(self) -> AsyncGenerator[Answer]:
+        policy = self._policy
+        async with Web(token_file=policy.token_file, ca_file=policy.ca_file, skip_verify=policy.skip_verify) as web:
+            while True:
+                try:
+                    async with asyncio.timeout(policy.timeout_s):
+                        body = await self._ask(web)
+                except TimeoutError:
+                    raise SourceError(f"no whole answer within {policy.timeout_s:g} s") from None
+                except aiohttp.ClientError as error:
+                    raise SourceError(f"{policy.url}: {why_failed(error)}") from None
+                yield await asyncio.to_thread(self._read, body)
+                await asyncio.sleep(policy.refresh_s * self._rng.uniform(0.9, 1.0))
+
+    async def _ask(self, web: Web) -> bytes:
+        policy = self._policy
+        headers = {"X-Prometheus-Refresh-Interval-Seconds": f"{policy.refresh_s:g}"}
+        async with web.get(policy.url, headers=headers) as response:
+            if response.status == 401:
+                mend = f"is the token in {policy.token_file} the right one?" if policy.token_file else "give token_file"
+                raise SourceError(f"HTTP 401 from {policy.url}: {mend}")
+            if response.status != 200:
+                raise SourceError(f"HTTP {response.status} from {policy.url}")
+            return await read_body(response, _MAX_BYTES)
+
+    def _read(self, body: bytes) -> Answer:
+        try:
+            groups = _GROUPS.validate_json(body)
+            return tuple({listed.name: listed for listed in self._listed(groups)}.values())
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+            raise SourceError(f"not in the http_sd format: {where} {first['msg']}".replace(":  ", ": ")) from None
+        except ValueError as error:
+            raise SourceError(f"not in the http_sd format: {one_line(error)}") from None
+
+    def _listed(self, groups: list[_Group]) -> Iterator[Listed]:
+        for group in groups:
+            labels = group.labels or {}
+            known = capacity(labels, self._capacity_label)
+            for target in group.targets or ():
+                yield Listed(*split_host_port(target), target, known, labels)

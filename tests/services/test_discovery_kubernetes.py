@@ -124,7 +124,9 @@ async def test_added_deleted_and_added_within_ten_milliseconds(api: KubernetesAp
 
 
 def test_a_pod_at_the_address_of_another_inherits_nothing() -> None:
-    policy = PoolPolicy.model_validate({"name": "p", "endpoints": [{"address": "10.0.0.1:80"}]})
+    policy = PoolPolicy.model_validate(
+        {"name": "p", "scoring": {"law": "health"}, "endpoints": [{"address": "10.0.0.1:80"}]}
+    )
     controller = PoolController(policy, random.Random(1))
     one, other = (EndpointSpec("10.0.0.1:80", "a", uid=uid) for uid in ("first", "second"))
     neighbour = EndpointSpec("10.0.0.2:80", "b", uid="b")
@@ -145,7 +147,9 @@ def test_a_pod_at_the_address_of_another_inherits_nothing() -> None:
 
 
 def test_one_that_is_terminating_takes_no_new_work_and_is_known() -> None:
-    policy = PoolPolicy.model_validate({"name": "p", "endpoints": [{"address": "10.0.0.1:80"}]})
+    policy = PoolPolicy.model_validate(
+        {"name": "p", "scoring": {"law": "health"}, "endpoints": [{"address": "10.0.0.1:80"}]}
+    )
     controller = PoolController(policy, random.Random(1))
     staying = EndpointSpec("10.0.0.2:80", "b")
 

@@ -22,7 +22,7 @@ async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
         yield engines
 
 
-@pytest.mark.parametrize("law", ["predicted_ttft", "health"])
+@pytest.mark.parametrize("law", ["predicted_ttft", pytest.param("health", marks=pytest.mark.soak)])
 async def test_a_slow_endpoint_loses_work_and_gets_it_back(tmp_path: Path, engines: Engines, law: str) -> None:
     """10 times slower: half the share within 5 s. Healed: back within the ramp's time (100/50 s) plus 3 s."""
     ramp_points_per_s = 50

@@ -22,7 +22,7 @@ async def test_traffic_goes_on_when_the_python_process_is_killed(tmp_path: Path)
     """No client sees an error; after the restart the weights go on from where they were."""
     engines = Engines(tmp_path, ["a100", "rtx4090", "a100"])
     async with running(engines):
-        policy = policy_for(engines, capacities=[10, 4, 10])
+        policy = policy_for(engines, capacities=[10, 4, 10], scoring={"law": "health"})
         policy["state_file"] = str(tmp_path / "state.json")
         serve = Trimtab(tmp_path, "serve", policy)
         loaded = load_policy(serve.policy_file)

@@ -1,4 +1,4 @@
-"""Our own requests over HTTP: the tokens and certificates that they need, and why they fail."""
+"""Our own requests over HTTP: the tokens and certificates that they need, what they bring, and why they fail."""
 
 import os
 import ssl
@@ -54,6 +54,17 @@ def why_failed(cause: Exception) -> str:
         case _:
             text = str(cause) or type(cause).__name__
     return " ".join(text.split())[:200]
+
+
+async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes | None:
+    """The whole body; None for a larger one, which is not read to its end."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > most_bytes:
+            response.close()
+            return None
+    return bytes(body)
 
 
 class _Files(Generic[_T]):

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from tests.services.conftest import until
 from tests.services.dns_server import dns_server
-from tests.services.kubernetes_api import endpoint, endpoint_slice, kubernetes_api, pod
+from tests.services.kubernetes_api import KubernetesApi, endpoint, endpoint_slice, kubernetes_api, pod
 from trimtab.policy.model import Policy
 from trimtab.pool import EndpointSpec
 from xds_server.discovery import Discovery
@@ -137,53 +137,44 @@ async def dns_rig(folder: Path) -> AsyncIterator[Rig]:
         yield DnsRig()
 
 
+class KubernetesRig(Rig):
+    def __init__(self, api: KubernetesApi, **found_by: str) -> None:
+        self.api = api
+        self.section = {"kubernetes": {**found_by, "namespace": "llm", "api": api.url}}
+
+    async def go_down(self) -> None:
+        self.api.down = True
+        self.api.hang_up()
+
+    async def talk_nonsense(self) -> None:
+        self.api.nonsense = True
+        self.api.hang_up()
+
+    async def mend(self) -> None:
+        self.api.down = self.api.nonsense = False
+
+
 @asynccontextmanager
 async def service_rig(folder: Path) -> AsyncIterator[Rig]:
     async with kubernetes_api() as api:
 
-        class ServiceRig(Rig):
-            section = {"kubernetes": {"service": "vllm", "namespace": "llm", "api": api.url}}  # noqa: RUF012
-
+        class ServiceRig(KubernetesRig):
             async def show(self, *ips: str) -> None:
                 pieces = [endpoint_slice("vllm-a", *(endpoint(f"pod-{ip}", ip) for ip in ips))]
                 await api.replace("endpointslices", pieces)
 
-            async def go_down(self) -> None:
-                api.down = True
-                api.hang_up()
-
-            async def talk_nonsense(self) -> None:
-                api.nonsense = True
-                api.hang_up()
-
-            async def mend(self) -> None:
-                api.down = api.nonsense = False
-
-        yield ServiceRig()
+        yield ServiceRig(api, service="vllm")
 
 
 @asynccontextmanager
 async def pods_rig(folder: Path) -> AsyncIterator[Rig]:
     async with kubernetes_api() as api:
 
-        class PodsRig(Rig):
-            section = {"kubernetes": {"selector": "app=vllm", "namespace": "llm", "api": api.url}}  # noqa: RUF012
-
+        class PodsRig(KubernetesRig):
             async def show(self, *ips: str) -> None:
                 await api.replace("pods", [pod(f"pod-{ip}", ip) for ip in ips])
 
-            async def go_down(self) -> None:
-                api.down = True
-                api.hang_up()
-
-            async def talk_nonsense(self) -> None:
-                api.nonsense = True
-                api.hang_up()
-
-            async def mend(self) -> None:
-                api.down = api.nonsense = False
-
-        yield PodsRig()
+        yield PodsRig(api, selector="app=vllm")
 
 
 RIGS: dict[str, Callable[[Path], AbstractAsyncContextManager[Rig]]] = {

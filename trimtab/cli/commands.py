@@ -17,7 +17,7 @@ import uvloop
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from trimtab.cli.errors import UserError
+from trimtab.cli.errors import UserError, ensure_folder
 from trimtab.policy import Policy, example_policy, json_schema, load_policy
 from trimtab.policy.endpoint_list import check_lists
 from trimtab.policy.model import OwnAddress
@@ -202,7 +202,7 @@ def demo(
         typer.Option(help="A trace (CSV); default: the bundled Azure chat trace.", metavar="FILE.csv"),
     ] = None,
     arms: Annotated[
-        str, typer.Option(help="Of round_robin, least_request, capacity, trimtab.")
+        str, typer.Option(help="Of round_robin, least_request, capacity, health, trimtab.")
     ] = "round_robin,least_request,trimtab",
     seed: Annotated[int, typer.Option(min=0, help="Another piece of the trace, other texts.")] = 0,
     report: Annotated[
@@ -219,8 +219,8 @@ def demo(
         raise UserError(f"{error.filename}: {error.strerror}") from None
     names = demo_run.known_arms(arms)
 
-    if report is not None and not report.absolute().parent.is_dir():
-        raise UserError(f"--report {report}: the folder {report.absolute().parent} does not exist")
+    if report is not None:
+        ensure_folder("--report", report)
 
     async def main() -> None:
         figures = await demo_run.demo(requests, seconds, names, seed, _wide_console())
@@ -283,8 +283,8 @@ def replay(
     from trimtab.cli import replay_show as showing
     from trimtab.sim.replay.simulation import Conditions
 
-    if report is not None and not report.absolute().parent.is_dir():
-        raise UserError(f"--report {report}: the folder {report.absolute().parent} does not exist")
+    if report is not None:
+        ensure_folder("--report", report)
     if plot is not None:
         plotting.check_plot(plot)
     if validate:

@@ -1,5 +1,7 @@
 """Errors that end the program with a message for people."""
 
+from pathlib import Path
+
 
 class UserError(Exception):
     """Something that the user can mend; the message says what and how."""
@@ -7,3 +9,10 @@ class UserError(Exception):
 
 class PartFailedError(Exception):
     """A part of the system did not do its work; the message says which, and what it said."""
+
+
+def ensure_folder(option: str, file: Path) -> None:
+    """Raises UserError if the folder of a file that an option names does not exist."""
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"{option} {file}: the folder {folder} does not exist")

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from trimtab.cli.errors import UserError
+from trimtab.cli.errors import UserError, ensure_folder
 from trimtab.sim.replay.jobs import Made
 
 _BINS = 60  # over the time of arrivals
@@ -15,8 +15,7 @@ _LEAST_S = 1e-3  # a logarithmic axis has no 0
 
 def check_plot(path: Path) -> None:
     """Raises UserError if no picture could be drawn there."""
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"--plot {path}: the folder {path.absolute().parent} does not exist")
+    ensure_folder("--plot", path)
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:

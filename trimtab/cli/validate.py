@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from trimtab.cli.demo.arms import FLEET, MODEL, demo_policy, running
+from trimtab.cli.demo.arms import FLEET, MAX_QUEUED_REQS, MODEL, demo_policy, running
+from trimtab.cli.demo.run import CUT_AFTER_LAST_S, SPEED
 from trimtab.cli.replay_show import show_table
 from trimtab.policy.model import Pool
 from trimtab.sim.client import replay, summarise
@@ -29,9 +30,6 @@ ARMS: Mapping[str, str] = {
 }
 """The demo's arms, and the laws that they stand for."""
 
-_SPEED = 0.8  # as in the demo: about half of what the engines can do together
-_CUT_AFTER_LAST_S = 15.0
-_MAX_QUEUED_REQS = 200  # as the demo starts its engines
 _CHANCES = 20  # virtual runs of each arm: where a request goes is a matter of chance, and P99 is that of three
 _TOLERANCE = 0.25
 _SETTLE_S = 1.0
@@ -42,9 +40,9 @@ def validate(seconds: float, runs: int, console: Console) -> dict[str, Any]:
 
     Of each side the medians are compared, and whether the real P99 lies within what chance did to the virtual one.
     """
-    piece = cut(scale(bundled_trace("azure23_conv"), speed=_SPEED), seconds)
+    piece = cut(scale(bundled_trace("azure23_conv"), speed=SPEED), seconds)
     console.print(
-        f"{len(piece)} requests in {seconds:g} s; all that is open {_CUT_AFTER_LAST_S:g} s after the last is cut off",
+        f"{len(piece)} requests in {seconds:g} s; all that is open {CUT_AFTER_LAST_S:g} s after the last is cut off",
         highlight=False,
     )
     virtual = {law: _virtual(arm, law, piece) for arm, law in ARMS.items()}
@@ -84,7 +82,7 @@ def _virtual(arm: str, law: str, piece: Sequence[Request]) -> list[dict[str, Any
         "",
         tuple(
             SimulatedEndpoint(
-                kind.name, f"127.0.0.1:{number}", replace(kind, max_num_queued_reqs=_MAX_QUEUED_REQS), capacity
+                kind.name, f"127.0.0.1:{number}", replace(kind, max_num_queued_reqs=MAX_QUEUED_REQS), capacity
             )
             for number, (kind, capacity) in enumerate(FLEET, start=1)
         ),
@@ -95,7 +93,7 @@ def _virtual(arm: str, law: str, piece: Sequence[Request]) -> list[dict[str, Any
         made = policy_arm(law, fleet, Pool.model_validate(demo_policy(addresses, law)["pools"][0]))
     else:
         made = make_arm(law, fleet)
-    conditions = Conditions(cut_after_last_s=_CUT_AFTER_LAST_S)
+    conditions = Conditions(cut_after_last_s=CUT_AFTER_LAST_S)
     runs = [figures(Simulation(piece, fleet, made, seed, conditions).run()) for seed in range(1, _CHANCES + 1)]
     return [{key: run[key] for key in ("ttft_ms", "success", "share")} for run in runs]
 
@@ -110,7 +108,7 @@ async def _real(arm: str, piece: Sequence[Request], seed: int) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="trimtab-validate-") as folder:
         async with running(arm, Path(folder)) as started:
             await asyncio.sleep(_SETTLE_S)
-            results = await replay(started.url, piece, model=MODEL, seed=seed, cut_after_last_s=_CUT_AFTER_LAST_S)
+            results = await replay(started.url, piece, model=MODEL, seed=seed, cut_after_last_s=CUT_AFTER_LAST_S)
             summary = summarise(results)
     return {
         "ttft_ms": summary["ttft_ms"],

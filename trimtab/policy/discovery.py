@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from trimtab.policy.trust import trust_flaws
-from trimtab.policy.types import BaseUrl, FilePath, Url, text_schema
+from trimtab.policy.types import BaseUrl, FilePath, Port, Url, text_schema
 from trimtab.policy.words import quoted
 from trimtab.strict import Flaw, Strict
 
@@ -55,7 +55,6 @@ DnsName = Annotated[str, AfterValidator(_dns_name), text_schema("vllm.llm.svc.cl
 DnsServer = Annotated[str, AfterValidator(_server), text_schema("10.0.0.2:53", r"^[0-9A-Fa-f.:\[\]]+:[0-9]+$")]
 KubernetesName = Annotated[str, AfterValidator(_kubernetes_name), text_schema("vllm", r"^[a-z0-9.-]+$")]
 Selector = Annotated[str, AfterValidator(_selector), text_schema("app=vllm", r"^.*\S.*$")]
-Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 
 

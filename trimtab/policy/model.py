@@ -20,7 +20,7 @@ from trimtab.policy.metric import parse_metric
 from trimtab.policy.needs import unmet_needs, unreadable_terms
 from trimtab.policy.prometheus import Prometheus
 from trimtab.policy.trust import trust_flaws
-from trimtab.policy.types import FilePath, MetricText, text_schema
+from trimtab.policy.types import FilePath, MetricText, Port, text_schema
 from trimtab.policy.words import quoted, shown
 from trimtab.scoring import ScoringPolicy, default_scoring, make_law
 from trimtab.strict import Flaw, Strict
@@ -170,7 +170,7 @@ class Listen(Strict):
     address: IpAddress = Field(
         "127.0.0.1", description="IP address that Envoy listens on; 0.0.0.0 for all. Quote an IPv6 address."
     )
-    port: Annotated[int, Field(ge=1, le=65535)] = Field(10000, description="TCP port that Envoy listens on.")
+    port: Port = Field(10000, description="TCP port that Envoy listens on.")
     max_body_mib: Annotated[int, Field(ge=1, le=256)] = Field(
         16, description="Largest request body. A request is kept until it can no longer be retried."
     )
@@ -355,7 +355,7 @@ class SignalSources(Strict):
     scrape_path: UrlPath | None = Field(
         None, description="Where the engine shows its metrics. null: where its kind usually does."
     )
-    scrape_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+    scrape_port: Port | None = Field(
         None, description="Port of the metrics. null: the endpoint's own, or where its kind usually has them."
     )
     scrape_select: dict[str, str] = Field(

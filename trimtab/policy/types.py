@@ -1,10 +1,10 @@
-"""Texts of a policy that have a form of their own, and more than one user."""
+"""Values of a policy that have a form of their own, and more than one user."""
 
 import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from trimtab.policy.metric import parse_metric
 from trimtab.policy.words import quoted
@@ -47,6 +47,7 @@ def _metric(text: str) -> str:
     return text
 
 
+Port = Annotated[int, Field(ge=1, le=65535)]
 FilePath = Annotated[str, AfterValidator(_file_path), text_schema("/etc/trimtab/NAME", "^/.+$")]
 Url = Annotated[str, AfterValidator(_url), text_schema("https://inventory.example.com/engines", r"^https?://\S+$")]
 BaseUrl = Annotated[

@@ -8,10 +8,9 @@ from pydantic import Field
 
 from trimtab.fleet.averages import FadingShare
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
-from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.law import Law, Need, Score
 from trimtab.scoring.numbers import Positive, Share, sum_to_one
-from trimtab.scoring.points import part, points_lost
+from trimtab.scoring.points import by_capacity, part, points_lost
 from trimtab.strict import Flaw, Strict
 
 _SLA_HALF_LIFE_S = 30.0
@@ -65,15 +64,13 @@ class Fused(Law):
         return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        capacities = capacities_of(pool)
         weights = self.weights(pool, now)
         said = ", ".join(f"{term} {weight:.2f}" for term, weight in weights.items())
-        scores = {}
-        for view in pool.endpoints:
-            lost = points_lost({term: (weights[term], loss) for term, loss in self._losses(view).items()})
-            score = max(0.0, 100.0 - sum(lost.values()))
-            scores[view.id] = Score(score, score / 100.0 * capacities[view.id], lost, f"weights: {said}")
-        return scores
+
+        def lost(view: EndpointView) -> dict[str, float]:
+            return points_lost({term: (weights[term], loss) for term, loss in self._losses(view).items()})
+
+        return by_capacity(pool, lost, f"weights: {said}")
 
     def learn(self, sample: TokenSample) -> None:
         late = sample.ttft_s * 1000.0 > self._policy.sla_ttft_ms

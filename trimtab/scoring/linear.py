@@ -6,10 +6,9 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
-from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.law import Law, Need, Score
 from trimtab.scoring.numbers import Positive, Share, sum_to_one
-from trimtab.scoring.points import part, points_lost
+from trimtab.scoring.points import by_capacity, part, points_lost
 from trimtab.strict import Flaw, Strict
 
 
@@ -43,13 +42,7 @@ class Linear(Law):
         return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        capacities = capacities_of(pool)
-        scores = {}
-        for view in pool.endpoints:
-            lost = self._points_lost(view)
-            score = max(0.0, 100.0 - sum(lost.values()))
-            scores[view.id] = Score(score, score / 100.0 * capacities[view.id], lost)
-        return scores
+        return by_capacity(pool, self._points_lost)
 
     def _points_lost(self, view: EndpointView) -> dict[str, float]:
         policy = self._policy

@@ -1,9 +1,10 @@
 """How a score of 100 is lost, point by point."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
+from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
+from trimtab.scoring.law import Score
 
 
 def part(value: float | None, limit: float) -> float | None:
@@ -20,6 +21,19 @@ def points_lost(terms: Mapping[str, tuple[float, float | None]]) -> dict[str, fl
     known = {term: (weight, loss) for term, (weight, loss) in terms.items() if loss is not None}
     total = sum(weight for weight, _ in known.values())
     return {term: 100.0 * weight / total * loss for term, (weight, loss) in known.items()} if total else {}
+
+
+def by_capacity(
+    pool: PoolSnapshot, lost: Callable[[EndpointView], Mapping[str, float]], why: str = ""
+) -> dict[EndpointId, Score]:
+    """Scores of what is left of 100 points, each with the share that it makes of the endpoint's capacity."""
+    capacities = capacities_of(pool)
+    scores = {}
+    for view in pool.endpoints:
+        terms = lost(view)
+        score = max(0.0, 100.0 - sum(terms.values()))
+        scores[view.id] = Score(score, score / 100.0 * capacities[view.id], terms, why)
+    return scores
 
 
 def against_the_best(pool: PoolSnapshot, shares: Mapping[EndpointId, float]) -> dict[EndpointId, float]:

@@ -218,26 +218,26 @@ def summarise(results: Sequence[Result]) -> dict[str, Any]:
     tokens = sum(len(result.token_s) for result in results)
     seconds = max((result.ended_s or 0.0 for result in results), default=0.0)
     share = Counter(result.engine for result in results if result.engine is not None)
-    errors = Counter(_error(result) for result in results if not result.succeeded)
+    errors = Counter(error_name(result.outcome, result.status) for result in results if not result.succeeded)
     return {
         "requests": len(results),
         "succeeded": sum(result.succeeded for result in results),
         "unfinished": sum(result.outcome is Outcome.UNFINISHED for result in results),
-        "ttft_ms": _figures(ttft_ms, "mean", "p50", "p90", "p99"),
+        "ttft_ms": spread_of(ttft_ms, "mean", "p50", "p90", "p99"),
         "output_tokens_per_s": tokens / seconds if seconds else 0.0,
         "share": dict(sorted(share.items())),
         "errors": dict(sorted(errors.items())),
-        "lateness_ms": _figures(late_ms, "p50", "p99", "max"),
+        "lateness_ms": spread_of(late_ms, "p50", "p99", "max"),
     }
 
 
-def _error(result: Result) -> str:
-    if result.outcome is Outcome.HTTP_ERROR:
-        return f"http {result.status}"
-    return str(result.outcome)
+def error_name(outcome: Outcome | None, status: int | None) -> str:
+    """What went wrong, as a report counts it."""
+    return f"http {status}" if outcome is Outcome.HTTP_ERROR else str(outcome)
 
 
-def _figures(values: Sequence[float], *names: str) -> dict[str, float]:
+def spread_of(values: Sequence[float], *names: str) -> dict[str, float]:
+    """Of `mean`, `p50`, `p90`, `p99` and `max` those that are named; empty for no values."""
     if not values:
         return {}
     ordered = sorted(values)

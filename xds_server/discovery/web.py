@@ -6,6 +6,7 @@ from typing import Self
 
 import aiohttp
 
+from xds_server import access
 from xds_server.access import Access
 from xds_server.discovery.source import SourceError
 
@@ -48,10 +49,7 @@ class Web:
 
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     """The whole body. Raises SourceError for a larger one."""
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > most_bytes:
-            response.close()
-            raise SourceError(f"the answer is larger than {most_bytes >> 20} MiB")
-    return bytes(body)
+    body = await access.read_body(response, most_bytes)
+    if body is None:
+        raise SourceError(f"the answer is larger than {most_bytes >> 20} MiB")
+    return body

@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from trimtab.fleet.observation import SignalQueried
@@ -15,6 +15,7 @@ from trimtab.policy.prometheus import Prometheus
 from trimtab.pool import EndpointSpec
 from xds_server.sources.prometheus_join import join
 from xds_server.sources.prometheus_query import Answer, Asker, QueryFailed
+from xds_server.sources.reader import PoolReader
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +30,16 @@ class _Question:
     rules: tuple[tuple[str, str], ...]
     server: Prometheus = field(hash=False)
 
+    def __str__(self) -> str:
+        return f"ask {self.pool} {self.signal}"
 
-class PrometheusSource:
+
+class PrometheusSource(PoolReader[_Question]):
     """One task and at most one thread for each query: one that hangs delays no other, nor the event loop.
 
     `on_read` gets what each answer says of each endpoint, and failures too. `on_query` hears of every query by pool
     and signal, and what went wrong ("" for nothing). `now` is Unix seconds. All but the asking itself runs on the
-    event loop of the caller.
+    event loop of the caller. A thread that still waits at the end ends by itself, and what it finds is dropped.
     """
 
     def __init__(
@@ -46,44 +50,23 @@ class PrometheusSource:
         now: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
+        super().__init__()
         self._on_read = on_read
         self._on_query = on_query
         self._now = now
         self._rng = rng or random.Random()
-        self._endpoints: dict[str, tuple[EndpointSpec, ...]] = {}
-        self._tasks: dict[_Question, asyncio.Task[None]] = {}
         self._said: dict[str, dict[str, str]] = {}  # pool -> signal ("" is the server) -> what is wrong with it
 
-    def update(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> None:
-        """Ask about these endpoints of `pool` from now on. A query that stays as it was keeps its pace."""
-        self._endpoints[pool.name] = tuple(endpoints)
-        self._aim(pool.name, _questions(pool))
-
-    def reconfigure(self, pools: Iterable[Pool]) -> None:
-        """Take the queries of a new policy for the known endpoints; those of a pool that is gone are left."""
-        kept = {pool.name: pool for pool in pools}
-        for name in self._endpoints.keys() - kept.keys():
-            del self._endpoints[name]
-            self._aim(name, set())
-        for name in self._endpoints:
-            self._aim(name, _questions(kept[name]))
-
-    async def close(self) -> None:
-        """Stop asking. A thread that still waits for an answer ends by itself, and what it finds is dropped."""
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _jobs(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> Set[_Question]:
+        return _questions(pool)
 
     def _aim(self, pool: str, wanted: Set[_Question]) -> None:
-        for question in [q for q in self._tasks if q.pool == pool and q not in wanted]:
-            self._tasks.pop(question).cancel()
-            self._said.get(pool, {}).pop(question.signal, None)
+        super()._aim(pool, wanted)
         if not wanted:
             self._said.pop(pool, None)
-        for question in wanted - self._tasks.keys():
-            self._tasks[question] = asyncio.create_task(self._run(question), name=f"ask {pool} {question.signal}")
+
+    def _dropped(self, question: _Question) -> None:
+        self._said.get(question.pool, {}).pop(question.signal, None)
 
     async def _run(self, question: _Question) -> None:
         loop = asyncio.get_running_loop()

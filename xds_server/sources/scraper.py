@@ -14,10 +14,11 @@ from trimtab.fleet.observation import Signals, SignalsRead
 from trimtab.policy.engines import engine_tables
 from trimtab.policy.model import Pool, ScrapeTls, split_host_port
 from trimtab.pool import EndpointSpec
-from xds_server.access import Access, AccessError, why_failed
+from xds_server.access import Access, AccessError, read_body, why_failed
 from xds_server.sources.model_card import MODELS_PATH, ModelCard, read_card
 from xds_server.sources.names import PageNames, page_names
 from xds_server.sources.page import MAX_PAGE_BYTES, read_page
+from xds_server.sources.reader import PoolReader
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +75,11 @@ class _Target:
     interval_s: float
     timeout_s: float
 
+    def __str__(self) -> str:
+        return f"scrape {self.address}"
 
-class Scraper:
+
+class Scraper(PoolReader[_Target]):
     """One task per endpoint, each with its own pace and deadline; a black-holed endpoint delays no other.
 
     `on_read` gets every reading, the failed ones too (`Signals()` with `error`), and none of an endpoint
@@ -91,46 +95,20 @@ class Scraper:
         now: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
+        super().__init__()
         self._on_read = on_read
         self._session = session
         self._access = Access()
         self._now = now
         self._rng = rng or random.Random()
-        self._endpoints: dict[str, tuple[EndpointSpec, ...]] = {}
-        self._tasks: dict[_Target, asyncio.Task[None]] = {}
 
     @staticmethod
     def reads(pool: Pool) -> bool:
         """Whether the endpoints of a pool have pages that are to be read."""
         return pool.signals.scrape and bool(page_names(pool).signals)
 
-    def update(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> None:
-        """Scrape these endpoints of `pool` from now on. One that stays as it was keeps its pace."""
-        self._endpoints[pool.name] = tuple(endpoints)
-        self._aim(pool.name, _targets(pool, endpoints))
-
-    def reconfigure(self, pools: Iterable[Pool]) -> None:
-        """Take the sources of a new policy for the known endpoints; those of a pool that is gone are left."""
-        kept = {pool.name: pool for pool in pools}
-        for name in self._endpoints.keys() - kept.keys():
-            del self._endpoints[name]
-            self._aim(name, set())
-        for name, endpoints in self._endpoints.items():
-            self._aim(name, _targets(kept[name], endpoints))
-
-    async def close(self) -> None:
-        """Stop all scraping and wait until it has stopped. The session stays open: it is the caller's."""
-        tasks = list(self._tasks.values())
-        self._tasks.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _aim(self, pool: str, wanted: Set[_Target]) -> None:
-        for target in [t for t in self._tasks if t.pool == pool and t not in wanted]:
-            self._tasks.pop(target).cancel()
-        for target in wanted - self._tasks.keys():
-            self._tasks[target] = asyncio.create_task(self._run(target), name=f"scrape {target.address}")
+    def _jobs(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> Set[_Target]:
+        return _targets(pool, endpoints)
 
     async def _run(self, target: _Target) -> None:
         loop = asyncio.get_running_loop()
@@ -199,13 +177,10 @@ class Scraper:
         ) as response:
             if response.status != 200:
                 raise ScrapeError(f"HTTP {response.status} from {path}{_mend(response, target)}")
-            page = bytearray()
-            async for chunk in response.content.iter_any():
-                page += chunk
-                if len(page) > MAX_PAGE_BYTES:
-                    response.close()
-                    raise ScrapeError(f"{path} is above {MAX_PAGE_BYTES} bytes")
-            return bytes(page)
+            page = await read_body(response, MAX_PAGE_BYTES)
+            if page is None:
+                raise ScrapeError(f"{path} is above {MAX_PAGE_BYTES} bytes")
+            return page
 
 
 def _mend(response: aiohttp.ClientResponse, target: _Target) -> str:

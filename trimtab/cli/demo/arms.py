@@ -29,7 +29,7 @@ FLEET: Sequence[tuple[EngineKind, int]] = ((A100, 10), (RTX4090, 4), (CPU, 1))
 MODEL = "sim"
 
 # Engines that refuse early are kinder than engines that queue for ever: vLLM's operators set this too.
-_MAX_QUEUED_REQS = 200
+MAX_QUEUED_REQS = 200
 _START_S = 20.0
 
 
@@ -59,7 +59,7 @@ async def running(name: str, folder: Path) -> AsyncIterator[Arm]:
     try:
         async with (
             engine_process(
-                "--model", MODEL, "--port", "0", "--max-num-queued-reqs", str(_MAX_QUEUED_REQS), *kinds
+                "--model", MODEL, "--port", "0", "--max-num-queued-reqs", str(MAX_QUEUED_REQS), *kinds
             ) as engines,
             ARMS[name](folder, engines) as arm,
         ):
@@ -152,7 +152,6 @@ def demo_policy(engines: Sequence[EngineAddress], law: str) -> dict[str, Any]:
             {
                 "name": "demo",
                 "scoring": {"law": law},
-                "interval_ms": 100,
                 "endpoints": [
                     {"address": engine.address, "capacity": capacity, "labels": {"gpu": engine.kind}}
                     for engine, (_, capacity) in zip(engines, FLEET, strict=True)

@@ -27,7 +27,7 @@ _FULL_FROM, _FULL_FOR = 0.5, 0.2  # of the demo's length
 _REFRESH_S = 0.5
 _LINE_PERIOD_S = 10.0  # where there is no terminal
 _SETTLE_ROUNDS = 6
-_SPEED = 0.8  # about half of what the engines can do together
+SPEED = 0.8  # about half of what the engines can do together
 
 
 async def demo(
@@ -78,7 +78,7 @@ async def demo(
 
 def _piece(trace: Sequence[Request], seconds: float, seed: int) -> list[Request]:
     """`seconds` of the trace, another piece for each seed, and never less than two thirds of what was asked for."""
-    slowed = scale(trace, speed=_SPEED)
+    slowed = scale(trace, speed=SPEED)
     length = slowed[-1].arrival_s
     start = (seed * seconds) % max(length - seconds, 1.0)
     moved = [replace(request, arrival_s=request.arrival_s - start) for request in slowed if request.arrival_s >= start]

@@ -46,8 +46,6 @@ _FIXED: Mapping[str, tuple[BalancerFactory, bool]] = {
     "prequal": (Prequal, False),
 }
 
-_INTERVAL_MS = 100
-
 
 def laws() -> list[str]:
     """The scoring laws that there are, by name."""
@@ -86,7 +84,7 @@ def make_arm(name: str, fleet: SimulatedFleet, policy: Pool | None = None) -> Ar
     if name not in laws():
         raise UnknownLawError(f"unknown law {name!r}; there are {', '.join(known_names())}")
     if policy is None:
-        settings: dict[str, Any] = {"interval_ms": _INTERVAL_MS, "scoring": {"law": name}}
+        settings: dict[str, Any] = {"scoring": {"law": name}}
     else:
         settings = {field: getattr(policy, field) for field in _OF_POLICY}
         if policy.scoring.law != name:

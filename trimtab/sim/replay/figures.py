@@ -1,14 +1,14 @@
 """The figures of a replay, in the words of `trimtab.sim.client.summarise`."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from trimtab.sim.client import Outcome
+from trimtab.sim.client import Outcome, error_name, spread_of
 from trimtab.sim.replay.simulation import Replay, Served
 
+_SPREAD = ("mean", "p50", "p90", "p99")
 _SUCCESS = (Outcome.OK, Outcome.UNFINISHED)
 
 
@@ -22,7 +22,7 @@ def figures(replay: Replay) -> dict[str, Any]:
     ended_s = replay.ended_s or 1.0
     tokens = sum(one.tokens for one in served)
     share = Counter(replay.endpoints[one.endpoint].name for one in served if one.endpoint is not None)
-    errors = Counter(_error(one) for one in served if one.outcome not in _SUCCESS)
+    errors = Counter(error_name(one.outcome, one.status) for one in served if one.outcome not in _SUCCESS)
     utilisation = {endpoint.name: endpoint.mean_occupancy for endpoint in replay.endpoints}
     backlog = sum(endpoint.mean_backlog for endpoint in replay.endpoints)
     succeeded = sum(one.outcome in _SUCCESS for one in served)
@@ -31,9 +31,11 @@ def figures(replay: Replay) -> dict[str, Any]:
         "succeeded": succeeded,
         "success": succeeded / len(served),
         "unfinished": sum(one.outcome is Outcome.UNFINISHED for one in served),
-        "ttft_ms": spread_of([1e3 * ttft_s(one, replay.ended_s) for one in served]),
-        "tpot_ms": spread_of([1e3 * gap for one in served if (gap := _tpot_s(one)) is not None]),
-        "e2e_ms": spread_of([1e3 * (one.ended_s - one.arrived_s) for one in served if one.ended_s is not None]),
+        "ttft_ms": spread_of([1e3 * ttft_s(one, replay.ended_s) for one in served], *_SPREAD),
+        "tpot_ms": spread_of([1e3 * gap for one in served if (gap := _tpot_s(one)) is not None], *_SPREAD),
+        "e2e_ms": spread_of(
+            [1e3 * (one.ended_s - one.arrived_s) for one in served if one.ended_s is not None], *_SPREAD
+        ),
         "output_tokens_per_s": tokens / ended_s,
         "seconds": ended_s,
         "retries": sum(one.attempts - 1 for one in served),
@@ -64,21 +66,10 @@ def ttft_s(served: Served, ended_s: float) -> float:
     return served.ended_s - served.arrived_s
 
 
-def spread_of(values: Sequence[float]) -> dict[str, float]:
-    """Mean and percentiles; empty for no values."""
-    if not values:
-        return {}
-    ordered = sorted(values)
-    percentiles = {f"p{part}": ordered[math.ceil(len(ordered) * part / 100) - 1] for part in (50, 90, 99)}
-    return {"mean": fmean(ordered), **percentiles}
-
-
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The mean of every figure over the runs with each seed, and the standard deviation of the TTFTs."""
     mean: dict[str, Any] = _mean(runs)
-    mean["ttft_ms_deviation"] = {
-        name: pstdev(run["ttft_ms"][name] for run in runs) for name in ("mean", "p50", "p90", "p99")
-    }
+    mean["ttft_ms_deviation"] = {name: pstdev(run["ttft_ms"][name] for run in runs) for name in _SPREAD}
     return mean
 
 
@@ -94,7 +85,3 @@ def _tpot_s(served: Served) -> float | None:
     if served.outcome is not Outcome.OK or served.first_token_s is None or served.ended_s is None or served.tokens < 2:
         return None
     return (served.ended_s - served.first_token_s) / (served.tokens - 1)
-
-
-def _error(served: Served) -> str:
-    return f"http {served.status}" if served.outcome is Outcome.HTTP_ERROR else str(served.outcome)

@@ -269,3 +269,19 @@ async def test_streams_go_on_through_every_change_of_the_policy(rig: Rig) -> Non
     assert body == b"".join(chunk for _, chunk in tokens(40).chunks)
     assert body.count(event("token 39")) == 1
     await rig.control_plane.set(resources(rig.policy))
+
+
+async def test_a_pool_is_drilled_without_its_engines_and_the_other_pool(rig: Rig) -> None:
+    drilled = json.loads(rig.policy.model_dump_json())
+    drilled["pools"][1]["drills"] = {"abort_percent": 100, "abort_status": 529, "delay_percent": 100, "delay_ms": 300}
+    before, after = resources(rig.policy), resources(Policy.model_validate(drilled))
+    assert {url for url in before if before[url] != after[url]} == {TypeUrl.RDS}
+    calls = len(rig.engines[1].calls)
+    await rig.control_plane.set(after)
+    refused, other = await rig.chat(model="qwen"), await rig.chat(model="meta-llama/Llama-3.1-8B")
+    await rig.control_plane.set(before)
+    assert (refused.status, refused.headers["x-trimtab-reason"], other.status) == (529, "drill", 200)
+    assert json.loads(refused.body)["error"]["message"].startswith("The gateway is being drilled")
+    assert refused.first_byte_at - refused.sent_at >= 0.3
+    assert len(rig.engines[1].calls) == calls
+    assert (await rig.chat(model="qwen")).status == 200

@@ -231,6 +231,44 @@ def demo(
 
 
 @app.command()
+def drill(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Default: all of them.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Other texts.")] = 0,
+    show: Annotated[bool, typer.Option("--list", help="Only say which there are.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of a table.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown instead.")] = False,
+) -> None:
+    """Hurt engines, services and Envoy under load, and tell what clients saw. Exit code 1 if a promise is not kept."""
+    from trimtab.cli.drill import drills
+    from trimtab.cli.drill import run as drilling
+    from trimtab.cli.drill import show as showing
+
+    if show:
+        width = max(map(len, drills.DRILLS))
+        sys.stdout.writelines(f"{name:{width}}  {drill.about}\n" for name, drill in drills.DRILLS.items())
+        return
+    try:
+        wanted = drills.in_order(names or [])
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+    async def main() -> None:
+        found = await drilling.drill(wanted, seed, Console(stderr=True))
+        missed = {name: lines for name, seen in found.items() if (lines := seen.missed(drills.DRILLS[name].bounds))}
+        if as_json:
+            report = {name: {**seen.as_json(), "missed": missed.get(name, [])} for name, seen in found.items()}
+            sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        elif as_markdown:
+            sys.stdout.write(showing.markdown(found))
+        else:
+            _wide_console().print(showing.table(found))
+        if missed:
+            raise typer.Exit(1)
+
+    _run(main())
+
+
+@app.command()
 def replay(
     fleet: Annotated[str, typer.Option(help="A fleet file, or a bundled fleet.", metavar="FLEET.yaml")] = "fleet8",
     trace: Annotated[

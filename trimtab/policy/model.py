@@ -386,6 +386,15 @@ Engine = Literal[
 ]
 
 
+class Drills(Strict):
+    """Faults that Envoy makes itself, before an endpoint is chosen: to see what clients and alarms do then."""
+
+    abort_percent: Percent = Field(0, description="Share of the pool's requests that are refused. 0 refuses none.")
+    abort_status: Annotated[int, Field(ge=400, le=599)] = Field(503, description="The status that they get.")
+    delay_percent: Percent = Field(0, description="Share that is held up. 0 holds up none.")
+    delay_ms: Annotated[int, Field(ge=1, le=600_000)] = Field(1000, description="For so long.")
+
+
 class Pool(Strict):
     """Endpoints that serve the same model(s)."""
 
@@ -414,6 +423,7 @@ class Pool(Strict):
     balancing: Balancing = Field(default_factory=Balancing)
     retries: Retries = Field(default_factory=Retries)
     signals: SignalSources = Field(default_factory=SignalSources)
+    drills: Drills = Field(default_factory=Drills)
 
     def flaws(self) -> Iterator[Flaw]:
         if not self.endpoints and self.discovery is None:

@@ -28,6 +28,7 @@ from envoy_data_plane.google.protobuf import Any
 
 from trimtab.policy.model import Listen
 from xds_server.resources.attempt_log import attempt_log
+from xds_server.resources.drills import fault_filter
 from xds_server.resources.local_replies import local_reply_config
 from xds_server.resources.request_body import json_to_metadata
 from xds_server.resources.routes import BUFFER_FILTER, CORS_FILTER, ROUTES_NAME
@@ -84,6 +85,7 @@ def _connection_manager() -> HttpConnectionManager:
             # say the limit.
             HttpFilter(name=BUFFER_FILTER, typed_config=Any.pack(Buffer(max_request_bytes=1 << 20))),
             HttpFilter(name="envoy.filters.http.json_to_metadata", typed_config=Any.pack(json_to_metadata())),
+            fault_filter(),
             HttpFilter(
                 name="envoy.filters.http.router",
                 typed_config=Any.pack(

@@ -63,6 +63,7 @@ def local_reply_config() -> LocalReplyConfig:
             _mapper("connect-failure", _flags("UF"), "No endpoint could be reached.", retry_after_s=1),
             _mapper("timeout", _flags("UT", "SI", "UMSDR", "DT", "DO"), "The request took too long."),
             _mapper("endpoint-reset", _flags("UC", "UR", "UPE", "LR"), "The endpoint broke the connection."),
+            _mapper("drill", _flags("FI"), "The gateway is being drilled: this fault is made on purpose."),
             _mapper(
                 "request-too-large",
                 _status(_OP.EQ, 413),

@@ -59,6 +59,7 @@ from envoy_data_plane.google.protobuf import Any
 from trimtab.datapath import Asked, route_name
 from trimtab.policy.model import Listen, Policy, Pool, Retries
 from xds_server.resources import globs
+from xds_server.resources.drills import faults
 from xds_server.resources.local_replies import REASON_HEADER, error_body
 from xds_server.resources.request_body import (
     JSON_CONTENT_TYPE,
@@ -132,6 +133,7 @@ def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) 
             route=action,
             request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
             response_headers_to_remove=[RESPONSE_HEADER] if pool.signals.orca else [],
+            typed_per_filter_config=faults(pool.drills),
         )
 
 

@@ -18,6 +18,7 @@ from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import CustomSignal
 from trimtab.scoring import make_law
 from trimtab.shaping.decision import EndpointDecision, PoolDecision, State
+from trimtab.shaping.liveness import Watch
 from trimtab.shaping.ramp import NEW_ENDPOINT
 from trimtab.shaping.shaper import Shaper
 from trimtab.shaping.standing import Standing, StandingMemory
@@ -56,7 +57,7 @@ class PoolController:
             stale_after_s=policy.signals.stale_after_s,
             trust=_trust(policy),
         )
-        self._shaper = Shaper(policy.shaping, rng, limits=_limits(policy))
+        self._shaper = Shaper(policy.shaping, rng, limits=_limits(policy), watch=_watch(policy))
         self._uids: Mapping[str, str] = {}
         self._judged: frozenset[EndpointId] = frozenset()  # the endpoints of the last step
         memory = memory if isinstance(memory, Mapping) else {}
@@ -101,6 +102,7 @@ class PoolController:
             ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s, trust=_trust(policy)
         )
         self._shaper.numbers, self._shaper.limits = policy.shaping, _limits(policy)
+        self._shaper.watch = _watch(policy)
 
     def observe(self, now: float, observations: Sequence[Observation]) -> None:
         """Take in observations of this pool, in any order; those of equal time have a defined order."""
@@ -186,6 +188,11 @@ def _trust(policy: Pool) -> Trust:
 def _limits(policy: Pool) -> tuple[CustomSignal, ...]:
     section = policy.signals.prometheus
     return () if section is None else tuple(signal for signal in section.custom if signal.action == "drain")
+
+
+def _watch(policy: Pool) -> Watch:
+    probe = policy.probe
+    return Watch(probing=probe.interval_s > 0, frozen_s=probe.frozen_after_s(policy.engine))
 
 
 def _parse(entries: object) -> dict[str, _Memory]:

@@ -150,6 +150,9 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "signals_age_s": view.signals_age_s,
         "signals_unknown": dict(view.signals_unknown),
         "signal_origins": {signal: asdict(origin) for signal, origin in view.signal_origins.items()},
+        "moved_at": view.moved_at,
+        "frozen_s": view.frozen_s,
+        "probe": asdict(decision.probe),
         "custom": {name: asdict(reading) for name, reading in view.custom.items()},
     }
 

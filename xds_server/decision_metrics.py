@@ -117,6 +117,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
         "Mean of the times between tokens of the last ten seconds, by the engine's own metrics.",
         lambda e: _mean(e.view.engine_inter_token_s),
     ),
+    (
+        "frozen_seconds",
+        "How long the engine's own counters have stood still although it says that it has work.",
+        lambda e: e.view.frozen_s,
+    ),
     ("signals_age_seconds", "Age of the engine's last good reading.", lambda e: e.view.signals_age_s),
 )
 

@@ -16,6 +16,7 @@ from trimtab.fleet.observation import (
     FirstToken,
     Observation,
     Outcome,
+    Probed,
     Rejected,
     SignalsRead,
 )
@@ -195,6 +196,10 @@ class Metrics(XdsEvents):
                 ttft_s = self._first_tokens.ended(seen)
             case Rejected():
                 self._rejections.labels(*where, seen.verdict).inc()
+            case Probed():
+                self._probes.labels(*where, seen.result).inc()
+                if seen.ttft_s is not None:
+                    self._probe_ttft.labels(*where).observe(seen.ttft_s)
             case SignalsRead() if seen.source == SCRAPE:
                 self._scrapes.labels(*where).inc()
                 if seen.error:
@@ -218,7 +223,15 @@ class Metrics(XdsEvents):
         decisions = self._state.decisions
         present = {(name, e.view.name) for name, decision in decisions.items() for e in decision.endpoints}
         for pool, name in self._counted - present:
-            for metric in (self._ttft, self._attempts, self._rejections, self._scrapes, self._scrape_errors):
+            for metric in (
+                self._ttft,
+                self._attempts,
+                self._rejections,
+                self._scrapes,
+                self._scrape_errors,
+                self._probes,
+                self._probe_ttft,
+            ):
                 metric.remove_by_labels({"pool": pool, "endpoint": name})
             for metric in (self._routed, self._latency):
                 metric.remove_by_labels({"pool": pool, "backend": name})
@@ -266,6 +279,19 @@ class Metrics(XdsEvents):
             "Readings of the engine's own metrics that failed.",
             endpoint,
             registry=registry,
+        )
+        self._probes = Counter(
+            "trimtab_probes",
+            "Probes that were answered or given up, by what they found.",
+            (*endpoint, "result"),
+            registry=registry,
+        )
+        self._probe_ttft = Histogram(
+            "trimtab_probe_ttft_seconds",
+            "From the start of a probe to its token. Probes are not in trimtab_ttft_seconds.",
+            endpoint,
+            registry=registry,
+            buckets=_TTFT_BUCKETS,
         )
         self._queries = Counter(
             "trimtab_prometheus_queries",

@@ -171,6 +171,18 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "signal_origins": {
                             "waiting": {"source": "scrape", "metric": "vllm:num_requests_waiting", "at": 1009.0}
                         },
+                        "moved_at": None,
+                        "frozen_s": None,
+                        "probe": {
+                            "state": "up",
+                            "by_probe": True,
+                            "alive_at": None,
+                            "unaware": False,
+                            "at": None,
+                            "result": None,
+                            "ttft_s": None,
+                            "reason": "",
+                        },
                         "custom": {"heat": {"value": 71.5, "at": 1008.0, "why": ""}},
                     }
                 ],

@@ -17,6 +17,8 @@ from trimtab.fleet.observation import (
     LoadReported,
     Observation,
     Outcome,
+    Probed,
+    ProbeResult,
     Rejected,
     Signals,
     SignalsRead,
@@ -127,6 +129,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
                 prefix_hit_rate=0.25,
                 engine_ttft_s=Spread(40, 0.4, 0.3, 1.9),
                 engine_inter_token_s=Spread(8000, 0.02, 0.018, 0.075),
+                frozen_s=0.0,
             ),
             endpoint(
                 "[2001:db8::1]:8000",
@@ -153,6 +156,8 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
             SignalsRead(999.8, *elsewhere[:2], Signals(), error="refused"),
             SignalsRead(999.8, "chat", "10.0.0.1:8000", full),
             LoadReported(999.9, "chat", "envoy-1", {"10.0.0.1:8000": 11}),
+            Probed(999.8, "chat", "10.0.0.1:8000", 999.76, ProbeResult.TOKEN, 0.04),
+            Probed(999.9, *elsewhere[:2], 998.7, ProbeResult.SILENT, None, "no token within 1.2 s"),
         ]
     )
     metrics.policy_accepted()

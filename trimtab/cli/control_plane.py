@@ -8,12 +8,15 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import grpc.aio
 
+from ext_proc.probe_answer import ProbeAnswer
 from ext_proc.sampling import SampleShare
+from ext_proc.verdict import RejectionReader
 from trimtab.cli.following import follow
 from trimtab.cli.heartbeats import Heartbeats
 from trimtab.cli.listening import bind, serve_http
@@ -21,7 +24,7 @@ from trimtab.cli.state_file import StateFile, default_state_path
 from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
 from trimtab.policy import Policy, PolicyError, PolicyFile, problem_at
 from trimtab.policy.model import Pool, split_host_port
-from trimtab.pool import EndpointSpec, PoolController, PoolDecision, State
+from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision, State
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
 from xds_server.ads import AdsService, ClientRow
@@ -32,6 +35,7 @@ from xds_server.lrs import LrsService
 from xds_server.metrics import Metrics
 from xds_server.resources import RUNTIME_NAME, runtime_resource, static_resources
 from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
+from xds_server.sources.prober import Prober, ReadAnswer
 from xds_server.sources.prometheus import PrometheusSource
 from xds_server.sources.scraper import Scraper, new_session
 from xds_server.transport import SERVER_OPTIONS
@@ -92,6 +96,7 @@ class ControlPlane:
         self._prometheus = PrometheusSource(self.observe, self.metrics.queried)
         self._stack = AsyncExitStack()
         self._scraper: Scraper
+        self._prober: Prober
 
     @property
     def policy(self) -> Policy:
@@ -110,8 +115,11 @@ class ControlPlane:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._scraper = Scraper(self.observe, await stack.enter_async_context(new_session()))
+            session = await stack.enter_async_context(new_session())
+            self._scraper = Scraper(self.observe, session)
             stack.push_async_callback(self._scraper.close)
+            self._prober = Prober(self.observe, session, _answer_reader(self._policy), self._decision_of)
+            stack.push_async_callback(self._prober.close)
             stack.push_async_callback(self._prometheus.close)
             stack.push_async_callback(self._discovery.close)
             stack.callback(self._stop_pools)
@@ -197,6 +205,8 @@ class ControlPlane:
                 )
         self._discovery.update(policy)
         self._scraper.reconfigure(policy.pools)
+        self._prober.read_answer = _answer_reader(policy)
+        self._prober.reconfigure(policy.pools)
         self._prometheus.reconfigure(policy.pools)
         self._publish()
         self.metrics.policy_accepted()
@@ -206,6 +216,7 @@ class ControlPlane:
             return
         pool.set_endpoints(time.time(), endpoints)
         self._scraper.update(pool.policy, endpoints)
+        self._prober.update(pool.policy, endpoints)
         self._prometheus.update(pool.policy, endpoints)
         self._publish()
 
@@ -227,6 +238,11 @@ class ControlPlane:
     def _clusters(self) -> Mapping[str, Resource]:
         """As they were published last."""
         return self._cache.snapshot[TypeUrl.CDS] if self._cache.snapshot else {}
+
+    def _decision_of(self, pool: str, address: str) -> EndpointDecision | None:
+        decision = self._state.decisions.get(pool)
+        endpoints = decision.endpoints if decision else ()
+        return next((endpoint for endpoint in endpoints if endpoint.id.address == address), None)
 
     def _take_decision(self, decision: PoolDecision, step_s: float) -> None:
         if _tell_changes(self._state.decisions.get(decision.pool), decision):
@@ -374,6 +390,10 @@ def _tell_changes(before: PoolDecision | None, decision: PoolDecision) -> bool:
             log.info("pool %s: %s: %s", decision.pool, endpoint.view.name, endpoint.reason)
             changed = True
     return changed
+
+
+def _answer_reader(policy: Policy) -> ReadAnswer:
+    return partial(ProbeAnswer, RejectionReader.from_policy(policy.rejections))
 
 
 def _assignment(decision: PoolDecision) -> bytes:

@@ -18,7 +18,7 @@ from trimtab.fleet.judgement import (
     judge_verdict,
 )
 from trimtab.fleet.ledger import Ledger
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome, Rejected, StreamRead
+from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome, Probed, Rejected, StreamRead
 from trimtab.fleet.pace import Pace
 from trimtab.fleet.silence import Silence
 from trimtab.fleet.snapshot import EndpointId, TokenSample
@@ -55,7 +55,15 @@ class Spoke:
     started_at: float
 
 
-Evidence = Judged | Spoke | TokenSample
+@dataclass(frozen=True, slots=True)
+class ProbeHeard:
+    """What a probe found at an endpoint."""
+
+    endpoint: EndpointId
+    probed: Probed
+
+
+Evidence = Judged | Spoke | ProbeHeard | TokenSample
 
 
 class Conduct:

@@ -16,6 +16,7 @@ from trimtab.fleet.observation import (
     LoadReported,
     Observation,
     ObserverMissed,
+    Probed,
     Rejected,
     SignalQueried,
     SignalsRead,
@@ -133,6 +134,8 @@ class Fleet:
             case AttemptEnded():
                 if isfinite(observation.started_at):
                     profile.conduct.ended(now, observation)
+            case Probed():
+                profile.probed(observation)
             case SignalsRead():
                 self._read(now, profile, observation)
             case SignalQueried():

@@ -11,6 +11,7 @@ from trimtab.fleet.observation import (
     LoadReported,
     Observation,
     ObserverMissed,
+    Probed,
     Rejected,
     SignalQueried,
     SignalsRead,
@@ -35,6 +36,7 @@ def _answer(o: AttemptEnded) -> tuple[float, ...]:
 _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     SignalsRead: lambda o: (o.at, 0, o.address, repr(o)),
     SignalQueried: lambda o: (o.at, 0, o.address, repr(o)),
+    Probed: lambda o: (o.at, 1, "probe", o.address, repr(o)),
     ClusterChanged: lambda o: (o.at, 1, "cluster"),
     ObserverMissed: lambda o: (o.at, 1, "observer"),
     LoadReported: lambda o: (o.at, 1, "report", o.node, repr(o)),

@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence
+from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence, ProbeHeard
 from trimtab.fleet.coverage import Coverage
 from trimtab.fleet.load import Differences, Moment
-from trimtab.fleet.observation import SignalQueried, SignalsRead
+from trimtab.fleet.observation import Probed, SignalQueried, SignalsRead
 from trimtab.fleet.pace import Pace
+from trimtab.fleet.progress import Progress
 from trimtab.fleet.queried import Queried, Trust
 from trimtab.fleet.rates import Spread
 from trimtab.fleet.readings import Readings
@@ -62,7 +63,9 @@ class Profile:
             tell=tell,
         )
         self._born_at = born_at
+        self._tell = tell
         self._readings = Readings()
+        self._progress = Progress()
         self._queried = Queried()
         self._differences = Differences()
         self._lease_difference = 0
@@ -75,6 +78,7 @@ class Profile:
         if self._is_news(read):
             at = min(now, read.at)
             self._readings.take(at, read)
+            self._progress.take(at, read.signals)
             if read.signals.generated_tokens is not None:
                 self.pace.counted(at, self._readings.tokens_per_s_held(read.source))
 
@@ -85,6 +89,10 @@ class Profile:
     def queried(self, now: float, seen: SignalQueried) -> None:
         if self._is_of_now(seen) and self._queried.take(seen) and seen.signal == "tokens_per_s":
             self.pace.counted(min(now, seen.sampled_at), seen.value)
+
+    def probed(self, probed: Probed) -> None:
+        if probed.started_at >= self._born_at:
+            self._tell(ProbeHeard(self.id, probed))
 
     def settle(self, now: float, moments: Sequence[Moment]) -> None:
         """Draw what follows from the passing of time, and from what Envoys counted at some moments."""
@@ -135,6 +143,8 @@ class Profile:
             oldest_wait_s=conduct.silence(now),
             signals=readings.signals,
             signals_age_s=self._readings.age(now),
+            moved_at=self._progress.moved_at,
+            frozen_s=self._progress.frozen_s(now, stale_after_s),
             signals_unknown=readings.unknown,
             signal_origins=readings.origins,
             custom=queried.custom,

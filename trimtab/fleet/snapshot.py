@@ -54,6 +54,8 @@ class EndpointView:
     oldest_wait_s: float = 0.0  # of a stream without a token; fading, of one whose client gave up
     signals: Signals = field(default_factory=Signals)  # stale values are already None
     signals_age_s: float | None = None  # of the newest good reading
+    moved_at: float | None = None  # when the engine's own numbers were last seen to move
+    frozen_s: float | None = None  # how long they have stood still although it says that it has work
     signals_unknown: Mapping[str, str] = field(default_factory=dict)  # why each of the others is not known
     signal_origins: Mapping[str, Origin] = field(default_factory=dict)  # of each known one
     custom: Mapping[str, CustomReading] = field(default_factory=dict)  # the policy's custom signals

@@ -18,6 +18,7 @@ from trimtab.policy.by_law import ByLaw
 from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.metric import parse_metric
 from trimtab.policy.needs import unmet_needs, unreadable_terms
+from trimtab.policy.probe import Probe
 from trimtab.policy.prometheus import Prometheus
 from trimtab.policy.trust import trust_flaws
 from trimtab.policy.types import FilePath, MetricText, Port, text_schema
@@ -414,6 +415,7 @@ class Pool(Strict):
     balancing: Balancing = Field(default_factory=Balancing)
     retries: Retries = Field(default_factory=Retries)
     signals: SignalSources = Field(default_factory=SignalSources)
+    probe: Probe = Field(default_factory=Probe)
 
     def flaws(self) -> Iterator[Flaw]:
         if not self.endpoints and self.discovery is None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from trimtab.fleet.observation import ProbeResult
 from trimtab.fleet.snapshot import EndpointId, EndpointView
 
 
@@ -13,11 +14,27 @@ class State(StrEnum):
     UP = "up"
     RAMPING = "ramping"  # its score may not rise faster than the ramp
     COOLING = "cooling"  # it said it was saturated
+    SUSPECT = "suspect"  # one sign says that it does not generate; it takes work as ever
+    DOWN = "down"  # it does not generate, by probes or by counters that stand still
     FULL = "full"  # KV usage at the limit while another has room
     OPEN = "open"  # the breaker is open
     HALF_OPEN = "half-open"
     DRAINING = "draining"  # it, or discovery, said that it is going away, or is not ready
     ALL_OUT = "all-out"  # every endpoint would be out, so all are in, by capacity
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeView:
+    """Whether an endpoint generates, and what its last probe found. None is never."""
+
+    state: State = State.UP  # or suspect, down, half-open
+    by_probe: bool = True  # False: it is suspect or down by its counters
+    alive_at: float | None = None  # when it was last seen to generate, Unix seconds
+    unaware: bool = False  # it says that it is idle although it was given work: what it says is old
+    at: float | None = None  # of the last probe, Unix seconds
+    result: ProbeResult | None = None
+    ttft_s: float | None = None
+    reason: str = ""  # where the result is no token
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,7 @@ class EndpointDecision:
     state: State
     until: float | None  # when the state ends by itself, Unix seconds
     reason: str  # one line for people
+    probe: ProbeView = ProbeView()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ from dataclasses import replace
 from math import isfinite
 from random import Random
 
-from trimtab.fleet.conduct import Judged, Spoke
+from trimtab.fleet.conduct import Judged, ProbeHeard, Spoke
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.policy.model import Shaping
 from trimtab.policy.prometheus import CustomSignal
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.law import Law, Score
 from trimtab.shaping.decision import EndpointDecision, PoolDecision, State
+from trimtab.shaping.liveness import Watch
 from trimtab.shaping.ramp import NEW_ENDPOINT
 from trimtab.shaping.standing import Hold, Standing
 from trimtab.shaping.weights import floored, moved, to_weight
@@ -30,10 +31,13 @@ Holds = Mapping[EndpointId, Hold | None]
 class Shaper:
     """The standings of one pool's endpoints, and the weights that were pushed last."""
 
-    def __init__(self, numbers: Shaping, rng: Random, limits: Sequence[CustomSignal] = ()) -> None:
+    def __init__(
+        self, numbers: Shaping, rng: Random, limits: Sequence[CustomSignal] = (), watch: Watch | None = None
+    ) -> None:
         self.numbers = numbers
         self.out: Mapping[str, str] = {}  # address -> why discovery wants it to take no new work
         self.limits = limits  # custom signals that drain
+        self.watch = watch or Watch()
         self._rng = rng
         self._standings: dict[EndpointId, Standing] = {}
         self._pushed: Pushed = {}
@@ -56,13 +60,15 @@ class Shaper:
         """Measure the first decision against the weights that Envoy most likely still has."""
         self._pushed = pushed
 
-    def hear(self, evidence: Judged | Spoke) -> None:
-        """Take in what an attempt said of its endpoint."""
-        standing = self._standing(evidence.at, evidence.endpoint)
-        if isinstance(evidence, Judged):
-            standing.judged(evidence, self.numbers, self._rng)
-        else:
-            standing.spoke(evidence.started_at)
+    def hear(self, evidence: Judged | Spoke | ProbeHeard) -> None:
+        """Take in what an attempt, or a probe, said of its endpoint."""
+        match evidence:
+            case Judged():
+                self._standing(evidence.at, evidence.endpoint).judged(evidence, self.numbers, self._rng)
+            case Spoke():
+                self._standing(evidence.at, evidence.endpoint).spoke(evidence.at, evidence.started_at)
+            case ProbeHeard():
+                self._standing(evidence.probed.at, evidence.endpoint).liveness.probed(evidence.probed)
 
     def decide(self, pool: PoolSnapshot, law: Law) -> PoolDecision:
         """Judge a pool by `law`, and shape what it says into weights."""
@@ -82,9 +88,7 @@ class Shaper:
         decisions = []
         for view in views:
             score, hold = scores[view.id], holds[view.id]
-            state, until, reason = self._say(
-                now, hold, all_out, self._standings[view.id].leaned_on, shaped[view.id], score
-            )
+            state, until, reason = self._say(now, hold, all_out, self._standings[view.id], shaped[view.id], score)
             decisions.append(
                 EndpointDecision(
                     id=view.id,
@@ -99,6 +103,7 @@ class Shaper:
                     state=state,
                     until=until,
                     reason=reason,
+                    probe=self._standings[view.id].liveness.view(now),
                 )
             )
         return PoolDecision(pool.pool, now, tuple(decisions), changed)
@@ -124,9 +129,10 @@ class Shaper:
         return holds
 
     def _hold(self, now: float, view: EndpointView) -> Hold | None:
+        standing = self._standings[view.id]
+        standing.liveness.watch(now, view, self.watch)
         if why := self.out.get(view.id.address):
             return Hold(State.DRAINING, None, f"{State.DRAINING}: {why}")
-        standing = self._standings[view.id]
         return standing.past_limit(view.custom, self.limits) or standing.hold(now)
 
     def _shaped(self, now: float, id: EndpointId, hold: Hold | None, score: float, law: Law) -> float:
@@ -191,14 +197,16 @@ class Shaper:
         return differs or first
 
     def _say(
-        self, now: float, hold: Hold | None, all_out: bool, leaned_on: float, shaped: float, score: Score
+        self, now: float, hold: Hold | None, all_out: bool, standing: Standing, shaped: float, score: Score
     ) -> tuple[State, float | None, str]:
         """The state of an endpoint, when it ends by itself, and a line for people."""
         if hold is not None:
-            if hold.state is State.HALF_OPEN or not leaned_on:
+            if hold.state is State.HALF_OPEN or not standing.leaned_on:
                 return hold.state, hold.until, hold.reason
-            so = "are out, so all are in" if all_out else f"were out, so it keeps {leaned_on:.0%} of its work"
+            so = "are out, so all are in" if all_out else f"were out, so it keeps {standing.leaned_on:.0%} of its work"
             return State.ALL_OUT, hold.until, f"all endpoints {so}; {hold.reason}"
+        if standing.liveness.state is State.SUSPECT:
+            return State.SUSPECT, None, standing.liveness.reason
         if shaped < score.score:
             left = (score.score - shaped) / self.numbers.ramp_points_per_s
             points = f"{shaped:.0f} of {score.score:.0f} points"

@@ -16,6 +16,7 @@ from trimtab.policy.prometheus import CustomSignal
 from trimtab.shaping.breaker import LONGEST_OPEN, Breaker, BreakerState
 from trimtab.shaping.cooldown import CoolDown
 from trimtab.shaping.decision import State
+from trimtab.shaping.liveness import Liveness, LivenessMemory
 from trimtab.shaping.ramp import Ramp
 
 # An endpoint that was out for a full KV cache comes back a little below the limit, or it would flap.
@@ -52,15 +53,17 @@ class StandingMemory(BaseModel):
     breaker_until: float | None = None
     why: dict[Judgement, str] = {}
     leaned_on: float = Field(default=0, ge=0, le=1)
+    liveness: LivenessMemory | None = None
 
 
 class Standing:
-    """Cool-down, drain, breaker, KV rule and ramp of an endpoint that comes in at `now` with a score."""
+    """Cool-down, drain, breaker, liveness, KV rule and ramp of an endpoint that comes in at `now` with a score."""
 
     def __init__(self, now: float, score: float) -> None:
         self.ramp = Ramp(now, score)
         self._cool_down = CoolDown()
         self._breaker = Breaker()
+        self.liveness = Liveness()
         self._leaving_until = -inf
         self._why: dict[Judgement, str] = {}  # of the last one of a kind
         self.was_full = False  # out for it at the last step
@@ -85,9 +88,10 @@ class Standing:
         self._accused = True
         self._why[judged.judgement] = judged.why
 
-    def spoke(self, started_at: float) -> None:
+    def spoke(self, at: float, started_at: float) -> None:
         """An attempt that was sent at `started_at` showed its first token."""
         self._breaker.spoke(started_at)
+        self.liveness.spoke(at, started_at)
 
     def hold(self, now: float) -> Hold | None:
         """Why the endpoint is held back at `now`; None if it is not."""
@@ -96,22 +100,26 @@ class Standing:
             return self._out(now, State.DRAINING, self._leaving_until, Judgement.LEAVING)
         if breaker is BreakerState.OPEN:
             return self._out(now, State.OPEN, self._breaker.until, Judgement.FAILURE)
+        if self.liveness.state is State.DOWN:
+            return Hold(State.DOWN, None, self.liveness.reason)
         if self._cool_down.active(now):
             return self._out(now, State.COOLING, self._cool_down.until, Judgement.REFUSED)
         if breaker is BreakerState.HALF_OPEN:
             why = self._why.get(Judgement.FAILURE, "failures")
             return Hold(State.HALF_OPEN, None, f"half-open: {why}; the next attempt decides")
+        if self.liveness.state is State.HALF_OPEN:
+            return Hold(State.HALF_OPEN, None, self.liveness.reason)
         return None
 
     def lean_on(self, hold: Hold | None, all_out: bool) -> None:
         """Let a held endpoint take work because all are held, and go on when the first of them is back.
 
         That one alone would take all work, be flooded, and all would be out again. What shows that another does not
-        deserve its part is that it goes on to refuse or to fail.
+        deserve its part is that it goes on to refuse or to fail. What does not generate has no part to keep.
         """
         if all_out:
             self.leaned_on = 1.0
-        elif hold is None or hold.state is State.FULL:
+        elif hold is None or hold.state in (State.FULL, State.DOWN):
             self.leaned_on = 0.0
         elif self._accused:
             less = self.leaned_on * _LEANED_ON_LESS
@@ -151,6 +159,7 @@ class Standing:
             breaker_until=when(self._breaker.until),
             why=dict(self._why),
             leaned_on=self.leaned_on,
+            liveness=self.liveness.remember(),
         )
 
     @classmethod
@@ -170,6 +179,7 @@ class Standing:
         standing._breaker.until = when(memory.breaker_until, numbers.breaker_open_s * LONGEST_OPEN)
         standing._why = dict(memory.why)
         standing.leaned_on = memory.leaned_on
+        standing.liveness = Liveness.recall(now, memory.liveness)
         return standing
 
     def _out(self, now: float, state: State, until: float, because: Judgement) -> Hold:

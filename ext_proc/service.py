@@ -14,7 +14,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from ext_proc.quiet_log import QuietLog
 from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, StreamWatch
-from trimtab.datapath import ROLE_HEADER, Role
+from trimtab.datapath import ROLE_HEADER, Role, pool_of_cluster
 from trimtab.fleet.observation import Observation, Rejected
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ def _attempt(message: pb.ProcessingRequest) -> Attempt:
     """Which attempt a stream is about, from its first message. Raises ValueError if that does not say."""
     fields = message.attributes[_ATTRIBUTES].fields
     attempt = Attempt(
-        pool=fields["xds.cluster_name"].string_value,
+        pool=pool_of_cluster(fields["xds.cluster_name"].string_value),
         address=fields["upstream.address"].string_value,
         request_id=fields["request.id"].string_value,
     )

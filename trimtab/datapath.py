@@ -35,6 +35,16 @@ class Asked(StrEnum):
     UNKNOWN = "unknown"  # no JSON body that could be read
 
 
+def cluster_name(pool: str, length_class: str | None = None) -> str:
+    """The name of Envoy's cluster of a pool, or of one of its length classes; its assignment has the same."""
+    return pool if length_class is None else f"{pool}/{length_class}"
+
+
+def pool_of_cluster(name: str) -> str:
+    """The pool of a cluster that `cluster_name` named."""
+    return name.partition("/")[0]
+
+
 def route_name(pool: str, asked: Asked) -> str:
     """The name of the route to `pool`, as the access log will report it."""
     return f"{pool}/{asked}"

@@ -56,6 +56,7 @@ class PoolController:
             ttft_alpha=self._law.ttft_alpha,
             stale_after_s=policy.signals.stale_after_s,
             trust=_trust(policy),
+            class_limits=policy.class_limits,
         )
         self._shaper = Shaper(policy.shaping, rng, limits=_limits(policy), watch=_watch(policy))
         self._uids: Mapping[str, str] = {}
@@ -99,7 +100,10 @@ class PoolController:
             self._law = law
         self._policy = policy
         self._fleet.reconfigure(
-            ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s, trust=_trust(policy)
+            ttft_alpha=self._law.ttft_alpha,
+            stale_after_s=policy.signals.stale_after_s,
+            trust=_trust(policy),
+            class_limits=policy.class_limits,
         )
         self._shaper.numbers, self._shaper.limits = policy.shaping, _limits(policy)
         self._shaper.watch = _watch(policy)
@@ -187,7 +191,7 @@ def _trust(policy: Pool) -> Trust:
 
 def _limits(policy: Pool) -> tuple[CustomSignal, ...]:
     section = policy.signals.prometheus
-    return () if section is None else tuple(signal for signal in section.custom if signal.action == "drain")
+    return () if section is None else tuple(signal for signal in section.custom if signal.action != "term")
 
 
 def _watch(policy: Pool) -> Watch:

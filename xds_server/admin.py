@@ -115,6 +115,10 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "takes_work": decision.takes_work,
         "weight": decision.weight,
         "share": decision.share,
+        "classes": {
+            one.name: {"takes_work": one.takes_work, "weight": one.weight, "share": one.share}
+            for one in decision.classes
+        },
         "score": decision.score,
         "prediction_error": decision.prediction_error,
         "shaped_score": decision.shaped_score,

@@ -1,12 +1,13 @@
 """The latest decisions as gauges, read whole at each scrape: nothing of an endpoint outlives it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from trimtab.fleet.rates import Spread
 from trimtab.pool import EndpointDecision, State
+from trimtab.shaping.decision import ClassDecision
 from xds_server.state import AdminState
 
 _LABELS = ("pool", "endpoint")
@@ -125,9 +126,19 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
     ("signals_age_seconds", "Age of the engine's last good reading.", lambda e: e.view.signals_age_s),
 )
 
+# What each length class has of its own, in a pool that has classes.
+_OF_CLASS: Mapping[str, Callable[[ClassDecision], float]] = {
+    "weight": lambda c: c.weight,
+    "share_ratio": lambda c: c.share,
+    "takes_work": lambda c: c.takes_work,
+}
+
 
 class DecisionCollector(Collector):
-    """Yields the gauges of all pools' endpoints; the label `endpoint` is the name in the policy."""
+    """Yields the gauges of all pools' endpoints; the label `endpoint` is the name in the policy.
+
+    What is told of each length class has its name as the label `class`.
+    """
 
     def __init__(self, state: AdminState) -> None:
         self._state = state
@@ -140,7 +151,13 @@ class DecisionCollector(Collector):
         ]
         for name, documentation, value_of in _GAUGES:
             family = GaugeMetricFamily(f"trimtab_endpoint_{name}", documentation, labels=_LABELS)
+            of_class = _OF_CLASS.get(name)
             for where, endpoint in rows:
+                if of_class is not None and endpoint.classes:
+                    for one in endpoint.classes:
+                        labels = dict(zip((*_LABELS, "class"), (*where, one.name), strict=True))
+                        family.add_sample(family.name, labels, of_class(one))
+                    continue
                 value = value_of(endpoint)
                 if value is not None:
                     family.add_metric(where, value)

@@ -211,7 +211,8 @@ async def running(
 def resources(policy: Policy) -> dict[str, dict[str, bytes]]:
     """Everything that is pushed, with equal weights."""
     endpoints = {
-        pool.name: assignment(pool.name, {endpoint.address: 100 for endpoint in pool.endpoints})
+        name: assignment(name, {endpoint.address: 100 for endpoint in pool.endpoints})
         for pool in policy.pools
+        for name in pool.clusters
     }
     return {**static_resources(policy), TypeUrl.EDS: endpoints}

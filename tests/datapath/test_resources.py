@@ -204,6 +204,43 @@ def test_a_model_that_a_single_catch_all_pool_serves_needs_no_reading() -> None:
     assert names == ["no-such-path", "p/stream", "p/unary", "p/unknown"]
 
 
+CLASSES = [{"name": "short", "up_to_tokens": 128}, {"name": "medium", "up_to_tokens": 1024}, {"name": "long"}]
+
+
+def test_each_length_class_has_a_cluster_like_that_of_a_pool_without() -> None:
+    made = static_resources(policy(pool={"classes": CLASSES}))[TypeUrl.CDS]
+    assert list(made) == ["p/short", "p/medium", "p/long"]
+    for name, body in made.items():
+        cluster = Cluster.FromString(body)
+        assert cluster.name == name
+        cluster.name = "p"
+        assert cluster == cluster_of(policy())
+
+
+def test_the_longest_class_whose_border_a_body_has_passed_gets_it() -> None:
+    _, *routes = routes_of(policy(pool={"classes": CLASSES})).virtual_hosts[0].routes
+    chosen = [
+        (route.name, route.route.cluster, [(h.name, h.range_match.start) for h in route.match.headers])
+        for route in routes
+    ]
+    assert chosen == [
+        (f"p/{asked}", f"p/{name}", headers)
+        for name, headers in (
+            ("long", [("content-length", 4 * 1024 + 1)]),
+            ("medium", [("content-length", 4 * 128 + 1)]),
+            ("short", []),
+        )
+        for asked in ("stream", "unary", "unknown")
+    ]
+
+
+def test_a_pool_without_classes_is_one_cluster_and_looks_at_no_length() -> None:
+    made = policy(pool={"class_bytes_per_token": 3})
+    assert static_resources(made) == static_resources(policy())
+    _, *routes = routes_of(made).virtual_hosts[0].routes
+    assert [(route.route.cluster, len(route.match.headers)) for route in routes] == [("p", 0)] * 3
+
+
 def test_a_slash_passes_every_path_on() -> None:
     names = [route.name for route in routes_of(policy(listen={"paths": ["/"]})).virtual_hosts[0].routes]
     assert names == ["p/stream", "p/unary", "p/unknown"]

@@ -17,6 +17,7 @@ from trimtab.fleet.readings import Origin
 from trimtab.fleet.snapshot import EndpointView
 from trimtab.policy.model import Policy
 from trimtab.pool import EndpointDecision, PoolDecision, State
+from trimtab.shaping.decision import ClassDecision
 from xds_server.admin import AdminState, admin_app
 from xds_server.ads import ClientRow, TypeRow
 from xds_server.metrics import Metrics
@@ -85,6 +86,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                 capacity=4.0,
                 labels={"gpu": "a100"},
                 breakdown={"ttft": 7.0},
+                classes=(ClassDecision("long", 0.0, 1, takes_work=False),),
                 score=93.0,
                 shaped_score=90.0,
                 state=State.RAMPING,
@@ -121,6 +123,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "takes_work": True,
                         "weight": 500,
                         "share": 0.5,
+                        "classes": {"long": {"takes_work": False, "weight": 1, "share": 0.0}},
                         "score": 93.0,
                         "prediction_error": None,
                         "shaped_score": 90.0,

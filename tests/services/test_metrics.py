@@ -27,6 +27,7 @@ from trimtab.fleet.observation import (
 from trimtab.fleet.rates import Spread
 from trimtab.policy.model import Policy
 from trimtab.pool import PoolDecision, State
+from trimtab.shaping.decision import ClassDecision
 from xds_server.discovery import DiscoveryCollector, SourceStatus
 from xds_server.metrics import Metrics
 from xds_server.snapshot import TypeUrl
@@ -248,6 +249,21 @@ async def test_ttft_is_from_the_start_to_the_token(state: AdminState, metrics: M
     assert seen[f'trimtab_ttft_seconds_sum{{{where},pool="chat"}}'] == pytest.approx(0.3)
     assert seen[f'trimtab_ttft_seconds_bucket{{{where},le="0.2",pool="chat"}}'] == 0
     assert seen[f'trimtab_ttft_seconds_bucket{{{where},le="0.35",pool="chat"}}'] == 1
+
+
+async def test_length_classes_have_weights_of_their_own(state: AdminState, metrics: Metrics) -> None:
+    classes = (ClassDecision("short", 0.75, 7500, takes_work=True), ClassDecision("long", 0.0, 1, takes_work=False))
+    state.decisions["chat"] = PoolDecision(
+        "chat", 1.0, (endpoint("10.0.0.1:80", "a:80", classes=classes),), changed=True, classes=("short", "long")
+    )
+    seen = await values(metrics)
+    for name, short, long in (("weight", 7500, 1), ("share_ratio", 0.75, 0), ("takes_work", 1, 0)):
+        series = {key: value for key, value in seen.items() if key.startswith(f"trimtab_endpoint_{name}{{")}
+        where = 'endpoint="a:80",pool="chat"}'
+        assert series == {
+            f'trimtab_endpoint_{name}{{class="short",{where}': short,
+            f'trimtab_endpoint_{name}{{class="long",{where}': long,
+        }
 
 
 async def test_every_attempt_is_one_decision(state: AdminState, metrics: Metrics) -> None:

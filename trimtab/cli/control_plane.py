@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,13 @@ from trimtab.cli.following import follow
 from trimtab.cli.heartbeats import Heartbeats
 from trimtab.cli.listening import bind, serve_http
 from trimtab.cli.state_file import StateFile, default_state_path
+from trimtab.datapath import cluster_name, pool_of_cluster
 from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
+from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy import Policy, PolicyError, PolicyFile, problem_at
 from trimtab.policy.model import Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision, State
+from trimtab.shaping.decision import ClassDecision
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
 from xds_server.ads import AdsService, ClientRow
@@ -226,13 +229,15 @@ class ControlPlane:
             return
         resources: dict[str, Mapping[str, bytes]] = dict(static_resources(self._policy).items())
         resources[TypeUrl.RTDS] = {RUNTIME_NAME: runtime_resource(self._share.percent)}
-        resources[TypeUrl.EDS] = {name: _assignment(pool.step()) for name, pool in self._pools.items()}
+        resources[TypeUrl.EDS] = {
+            cluster: body for pool in self._pools.values() for cluster, body in _assignments(pool.step())
+        }
         before = self._clusters
         self._cache.publish(resources)
         self._state.ready = True
-        for name in before.keys() & self._pools.keys():
-            if before[name] != self._clusters[name]:
-                self._pools[name].observe([ClusterChanged(time.time(), name)])
+        changed = {pool_of_cluster(name) for name, was in before.items() if self._clusters.get(name) != was}
+        for name in changed & self._pools.keys():
+            self._pools[name].observe([ClusterChanged(time.time(), name)])
 
     @property
     def _clusters(self) -> Mapping[str, Resource]:
@@ -250,8 +255,9 @@ class ControlPlane:
         self._state.decisions[decision.pool] = decision
         self.metrics.decided(decision, step_s)
         if decision.changed and self._cache.snapshot is not None:
-            if decision.pool in self._cache.snapshot[TypeUrl.EDS]:
-                self._cache.assign(decision.pool, _assignment(decision))
+            for cluster, body in _assignments(decision):
+                if cluster in self._cache.snapshot[TypeUrl.EDS]:
+                    self._cache.assign(cluster, body)
             self._feedback.publish(self._state.decisions.values())
 
     async def _sample(self) -> None:
@@ -396,12 +402,23 @@ def _answer_reader(policy: Policy) -> ReadAnswer:
     return partial(ProbeAnswer, RejectionReader.from_policy(policy.rejections))
 
 
-def _assignment(decision: PoolDecision) -> bytes:
+def _assignments(decision: PoolDecision) -> Iterator[tuple[str, bytes]]:
+    """The pool's clusters, each with its assignment."""
+    if not decision.classes:
+        yield _assignment(cluster_name(decision.pool), [(one.id, one) for one in decision.endpoints])
+    for number, name in enumerate(decision.classes):
+        decided = [(one.id, one.classes[number]) for one in decision.endpoints]
+        yield _assignment(cluster_name(decision.pool, name), decided)
+
+
+def _assignment(
+    cluster: str, decided: Iterable[tuple[EndpointId, EndpointDecision | ClassDecision]]
+) -> tuple[str, bytes]:
     weights = []
-    for endpoint in decision.endpoints:
-        host, port = split_host_port(endpoint.id.address)
-        weights.append(EndpointWeight(host, port, endpoint.weight, draining=not endpoint.takes_work))
-    return build_assignment(decision.pool, weights)
+    for id, decision in decided:
+        host, port = split_host_port(id.address)
+        weights.append(EndpointWeight(host, port, decision.weight, draining=not decision.takes_work))
+    return cluster, build_assignment(cluster, weights)
 
 
 def _state_file(policy: Policy, policy_path: Path) -> StateFile | None:

@@ -99,14 +99,16 @@ class Conduct:
         self.errors = FadingShare(ERROR_HALF_LIFE_S)
         self.failures_in_row = 0
 
-    def started(self, started: AttemptStarted) -> None:
+    def started(self, started: AttemptStarted) -> bool:
+        """Take in a start; False if it was known, or is too old."""
         if self.ledger.start(started, missed=self._coverage.missed(started.at)) is None:
-            return
+            return False
         if started.prompt_bytes is not None:
             self._pace.sent(started.at, started.prompt_bytes)
         if self._held.of(started.request_id):
             # Not at once: the next start in the same batch may be the better match.
             self._joinable.add(started.request_id)
+        return True
 
     def doubt(self) -> None:
         """Tokens may have gone unseen: no stream that runs already shows silence by waiting."""

@@ -4,7 +4,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from types import MappingProxyType
 
+from trimtab.fleet.classes import Classes
 from trimtab.fleet.conduct import Evidence
 from trimtab.fleet.coverage import Coverage
 from trimtab.fleet.load import LoadReports
@@ -29,6 +31,7 @@ from trimtab.fleet.readings import plausible
 from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
 from trimtab.fleet.spec import EndpointSpec
 
+_NO_CLASSES: Mapping[str, float] = MappingProxyType({})
 # Of so many addresses that are gone the incarnation is kept: where none is used twice, they would fill the
 # memory.
 _DEPARTED_MAX = 1024
@@ -45,8 +48,17 @@ class _Departed:
 class Fleet:
     """The profiles of one pool's endpoints. Not thread-safe: one owner calls it. `now` is Unix seconds."""
 
-    def __init__(self, pool: str, *, ttft_alpha: float, stale_after_s: float, trust: Trust = NOTHING_ASKED) -> None:
+    def __init__(
+        self,
+        pool: str,
+        *,
+        ttft_alpha: float,
+        stale_after_s: float,
+        trust: Trust = NOTHING_ASKED,
+        class_limits: Mapping[str, float] = _NO_CLASSES,
+    ) -> None:
         self._pool = pool
+        self._classes = Classes(class_limits)
         self._ttft_alpha = ttft_alpha
         self._stale_after_s = stale_after_s
         self._trust = trust
@@ -56,8 +68,17 @@ class Fleet:
         self._departed: dict[str, _Departed] = {}
         self._evidence: list[Evidence] = []
 
-    def reconfigure(self, *, ttft_alpha: float, stale_after_s: float, trust: Trust = NOTHING_ASKED) -> None:
+    def reconfigure(
+        self,
+        *,
+        ttft_alpha: float,
+        stale_after_s: float,
+        trust: Trust = NOTHING_ASKED,
+        class_limits: Mapping[str, float] = _NO_CLASSES,
+    ) -> None:
         """Take new numbers; they hold for samples and readings from now on."""
+        if class_limits != self._classes.limits:
+            self._classes = Classes(class_limits)
         self._ttft_alpha, self._stale_after_s, self._trust = ttft_alpha, stale_after_s, trust
         for profile in self._profiles.values():
             profile.conduct.ttft.alpha = ttft_alpha
@@ -123,12 +144,14 @@ class Fleet:
             profile.view(now, self._stale_after_s, self._trust, self._load.in_flight(now, address))
             for address, profile in self._profiles.items()
         ]
-        return PoolSnapshot(self._pool, now, tuple(sorted(views, key=lambda view: view.id)))
+        in_order_of_id = tuple(sorted(views, key=lambda view: view.id))
+        return PoolSnapshot(self._pool, now, in_order_of_id, classes=self._classes.view())
 
     def _apply(self, now: float, profile: Profile, observation: Observation) -> None:
         match observation:
             case AttemptStarted():
-                profile.conduct.started(observation)
+                if profile.conduct.started(observation):
+                    self._classes.sent(observation.prompt_bytes)
             case FirstToken() | Rejected() | StreamRead():
                 profile.conduct.heard(now, observation)
             case AttemptEnded():

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from trimtab.fleet.observation import Signals
 from trimtab.fleet.queried import CustomReading
@@ -64,6 +65,15 @@ class EndpointView:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassView:
+    """A length class of a pool: requests whose bodies are about as long."""
+
+    name: str
+    up_to_bytes: float = inf  # the longest body that is in it
+    prompt_bytes_sent: int = 0  # of all its attempts since the pool has the class
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSnapshot:
     """A pool at one moment, endpoints in a defined order (by id)."""
 
@@ -71,6 +81,8 @@ class PoolSnapshot:
     at: float
     endpoints: tuple[EndpointView, ...]
     held: frozenset[EndpointId] = frozenset()  # those that shaping lets have the floor at most, whatever a law says
+    classes: tuple[ClassView, ...] = ()  # short to long; of a pool that has none, none
+    barred: frozenset[EndpointId] = frozenset()  # those that take nothing of the longest class
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,16 @@ import ipaddress
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
+from math import inf
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from trimtab.datapath import cluster_name
+from trimtab.fleet.classes import class_of
 from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
+from trimtab.policy.classes import class_flaws
 from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.metric import parse_metric
 from trimtab.policy.needs import unmet_needs, unreadable_terms
@@ -302,6 +306,15 @@ class Retries(Strict):
         yield from _falling(self, "back_off_base_ms", "back_off_max_ms")
 
 
+class LengthClass(Strict):
+    """Requests whose prompts are about as long: they get weights of their own."""
+
+    name: Name = Field(description="A name of its own in the pool, for pages and metrics.")
+    up_to_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="Prompt tokens of its longest request, about. null: no limit, for the last class only."
+    )
+
+
 class SignalNames(Strict):
     """Which metric carries a signal, for engines of your own and for renamed metrics.
 
@@ -390,7 +403,7 @@ Engine = Literal[
 class Pool(Strict):
     """Endpoints that serve the same model(s)."""
 
-    name: Name = Field(description="A name of its own; it is also the name of Envoy's cluster.")
+    name: Name = Field(description="A name of its own; the names of Envoy's clusters begin with it.")
     models: tuple[Glob, ...] = Field(
         ("*",),
         min_length=1,
@@ -409,6 +422,14 @@ class Pool(Strict):
     )
     scoring: Annotated[ScoringPolicy, ByLaw(default_scoring().law)] = Field(
         default_factory=default_scoring, description="How an endpoint is scored: a `law` with its numbers."
+    )
+    classes: Annotated[tuple[LengthClass, ...], Field(max_length=8)] = Field(
+        (),
+        description="Length classes, short to long, each with weights of its own: see docs/classes.md. Empty is one "
+        "for all.",
+    )
+    class_bytes_per_token: Annotated[float, Field(ge=1, le=100)] = Field(
+        4, description="Bytes of a request's body that count as one token where its class is chosen."
     )
     interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(100, description="How often weights are computed.")
     shaping: Shaping = Field(default_factory=Shaping)
@@ -431,6 +452,24 @@ class Pool(Strict):
                 ("engine",),
             )
         yield from unreadable_terms(self)
+        yield from class_flaws(self)
+
+    @property
+    def class_limits(self) -> Mapping[str, float]:
+        """The longest body [bytes] of each length class, short to long; infinity for the last."""
+        return {
+            one.name: inf if one.up_to_tokens is None else float(int(one.up_to_tokens * self.class_bytes_per_token))
+            for one in self.classes
+        }
+
+    def class_of(self, prompt_bytes: int) -> int:
+        """The place among its length classes of a request with such a body; 0 in a pool that has none."""
+        return class_of(tuple(self.class_limits.values()), prompt_bytes)
+
+    @property
+    def clusters(self) -> Sequence[str]:
+        """The names of its clusters: one, or one for each length class, short to long."""
+        return [cluster_name(self.name, one.name) for one in self.classes] or [cluster_name(self.name)]
 
     @property
     def request_bias(self) -> float:

@@ -17,6 +17,7 @@ class State(StrEnum):
     SUSPECT = "suspect"  # one sign says that it does not generate; it takes work as ever
     DOWN = "down"  # it does not generate, by probes or by counters that stand still
     FULL = "full"  # KV usage at the limit while another has room
+    PARKED = "parked"  # the whole pool has little to do, and others do its work
     OPEN = "open"  # the breaker is open
     HALF_OPEN = "half-open"
     DRAINING = "draining"  # it, or discovery, said that it is going away, or is not ready
@@ -38,8 +39,21 @@ class ProbeView:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassDecision:
+    """What one endpoint gets of one length class."""
+
+    name: str
+    share: float  # 0..1, of new work of the class; 0 while it takes none
+    weight: int  # >= 1, the one to push
+    takes_work: bool  # False: pushed as DRAINING
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointDecision:
-    """What one step decided for one endpoint, and why."""
+    """What one step decided for one endpoint, and why.
+
+    In a pool with length classes each has a share and a weight of its own; beside them stand the means over classes.
+    """
 
     id: EndpointId
     view: EndpointView
@@ -54,6 +68,7 @@ class EndpointDecision:
     until: float | None  # when the state ends by itself, Unix seconds
     reason: str  # one line for people
     probe: ProbeView = ProbeView()
+    classes: tuple[ClassDecision, ...] = ()  # short to long; of a pool that has none, none
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +79,4 @@ class PoolDecision:
     at: float
     endpoints: tuple[EndpointDecision, ...]
     changed: bool
+    classes: tuple[str, ...] = ()  # names, short to long

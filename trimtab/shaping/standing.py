@@ -67,7 +67,7 @@ class Standing:
         self._leaving_until = -inf
         self._why: dict[Judgement, str] = {}  # of the last one of a kind
         self.was_full = False  # out for it at the last step
-        self._past: frozenset[str] = frozenset()  # custom signals that it was out for at the last step
+        self._past: dict[str, tuple[str, str]] = {}  # custom signals past their limits -> action, and why
         self.leaned_on = 0.0  # 0..1, the part of its work that it keeps while it is held
         self._accused = False  # since the last step
 
@@ -119,7 +119,7 @@ class Standing:
         """
         if all_out:
             self.leaned_on = 1.0
-        elif hold is None or hold.state in (State.FULL, State.DOWN):
+        elif hold is None or hold.state in (State.FULL, State.DOWN, State.PARKED):
             self.leaned_on = 0.0
         elif self._accused:
             less = self.leaned_on * _LEANED_ON_LESS
@@ -132,17 +132,20 @@ class Standing:
             return False
         return kv_usage >= limit or (self.was_full and kv_usage >= limit - _KV_HYSTERESIS)
 
-    def past_limit(self, custom: Mapping[str, CustomReading], limits: Sequence[CustomSignal]) -> Hold | None:
-        """The hold of the first custom signal that drains the endpoint; UNKNOWN drains none."""
-        reasons = {}
+    def read_limits(self, custom: Mapping[str, CustomReading], limits: Sequence[CustomSignal]) -> None:
+        """See which custom signals are past their limits; one that is UNKNOWN is not."""
+        past: dict[str, tuple[str, str]] = {}
         for limit in limits:
             value = custom[limit.name].value if limit.name in custom else None
             if value is not None and limit.is_past(value, was_past=limit.name in self._past):
                 unit = f" {limit.shown_unit}" if limit.shown_unit else ""
                 side = f"above {limit.above:g}" if limit.above is not None else f"below {limit.below:g}"
-                reasons[limit.name] = f"{State.DRAINING}: {limit.name} is {value:g}{unit}, the limit is {side}"
-        self._past = frozenset(reasons)
-        return Hold(State.DRAINING, None, next(iter(reasons.values()))) if reasons else None
+                past[limit.name] = (limit.action, f"{limit.name} is {value:g}{unit}, the limit is {side}")
+        self._past = past
+
+    def past_limit(self, action: str) -> str | None:
+        """What is said of the first custom signal with this action that is past its limit."""
+        return next((why for of, why in self._past.values() if of == action), None)
 
     def remember(self) -> StandingMemory:
         def when(at: float) -> float | None:

@@ -11,7 +11,9 @@ from xds_server.snapshot import TypeUrl
 def static_resources(policy: Policy) -> dict[TypeUrl, dict[str, bytes]]:
     """Type URL -> name -> serialised resource. Equal policies give equal bytes."""
     return {
-        TypeUrl.CDS: {pool.name: bytes(cluster(pool, policy.ext_proc)) for pool in policy.pools},
+        TypeUrl.CDS: {
+            name: bytes(cluster(name, pool, policy.ext_proc)) for pool in policy.pools for name in pool.clusters
+        },
         TypeUrl.LDS: {LISTENER_NAME: bytes(listener(policy.listen))},
         TypeUrl.RDS: {ROUTES_NAME: bytes(route_configuration(policy))},
         TypeUrl.RTDS: {RUNTIME_NAME: runtime_resource(policy.ext_proc.sample_percent)},

@@ -1,4 +1,4 @@
-"""One cluster per pool; its endpoints and their weights come over EDS."""
+"""One cluster per pool, or one for each of its length classes; endpoints and their weights come over EDS."""
 
 from datetime import timedelta
 
@@ -39,10 +39,10 @@ _NO_LIMIT = 1_000_000
 _IDLE_CONNECTION = timedelta(seconds=4)
 
 
-def cluster(pool: Pool, ext_proc: ExtProc) -> Cluster:
-    """The cluster of `pool`, which has its name, as has its EDS resource."""
+def cluster(name: str, pool: Pool, ext_proc: ExtProc) -> Cluster:
+    """The cluster `name` of `pool`; its EDS resource has the same name."""
     return Cluster(
-        name=pool.name,
+        name=name,
         type=ClusterDiscoveryType.EDS,
         # A changed cluster waits for its endpoints, then goes on with those that it had.
         eds_cluster_config=ClusterEdsClusterConfig(eds_config=over_ads(give_up_after=timedelta(seconds=2))),

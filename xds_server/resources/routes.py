@@ -5,6 +5,8 @@ alone.
 
 * A pool gets one route for each thing that a request can have asked for (a stream, no stream, not known), so
   that the route's name tells the access log.
+* A pool with length classes gets these for each class, the longest first: what has no length is short. The route
+  is chosen anew once the body is here, so the length is known also of one that came in chunks.
 * Pools are tried in the policy's order. A model that no pool serves is answered here, with the 404 that an
   engine would give. A request without a model that can be read (a GET, a form, no `model`) goes to the pool that
   serves `*`, else to the first one, and the engine says what it thinks of it.
@@ -54,6 +56,7 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
     StringMatcher,
     ValueMatcher,
 )
+from envoy_data_plane.envoy.type.v3 import Int64Range
 from envoy_data_plane.google.protobuf import Any
 
 from trimtab.datapath import Asked, route_name
@@ -118,8 +121,13 @@ def _routes(policy: Policy) -> Iterator[Route]:
 
 
 def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) -> Iterator[Route]:
+    for number in reversed(range(len(pool.clusters))):
+        yield from _cluster_routes(listen, pool, number, conditions)
+
+
+def _cluster_routes(listen: Listen, pool: Pool, number: int, conditions: list[MetadataMatcher]) -> Iterator[Route]:
     action = RouteAction(
-        cluster=pool.name,
+        cluster=pool.clusters[number],
         timeout=timedelta(0),
         idle_timeout=timedelta(seconds=listen.stream_idle_timeout_s),
         max_stream_duration=RouteActionMaxStreamDuration(max_stream_duration=timedelta(seconds=listen.max_stream_s)),
@@ -128,11 +136,22 @@ def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) 
     for asked, condition in _ASKED.items():
         yield Route(
             name=route_name(pool.name, asked),
-            match=RouteMatch(prefix="/", dynamic_metadata=conditions + condition),
+            match=RouteMatch(prefix="/", headers=_longer_than(pool, number), dynamic_metadata=conditions + condition),
             route=action,
             request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
             response_headers_to_remove=[RESPONSE_HEADER] if pool.signals.orca else [],
         )
+
+
+def _longer_than(pool: Pool, number: int) -> list[HeaderMatcher]:
+    """That a body is too long for the length class before class `number`; of the shortest class nothing is asked."""
+    if number == 0:
+        return []
+    shortest = int([*pool.class_limits.values()][number - 1]) + 1
+    return [HeaderMatcher(name="content-length", range_match=Int64Range(start=shortest, end=_LONGEST_BODY))]
+
+
+_LONGEST_BODY = 2**63 - 1
 
 
 _LOAD_WANTED = HeaderValueOption(

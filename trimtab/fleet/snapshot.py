@@ -52,7 +52,7 @@ class EndpointView:
     outstanding_prompt_bytes: int = 0  # of attempts that have not shown a token
     prompt_bytes_sent: int = 0  # of all attempts since this incarnation began
     oldest_wait_s: float = 0.0  # of a stream without a token; fading, of one whose client gave up
-    signals: Signals = field(default_factory=Signals)  # stale values are already None
+    signals: Signals = field(default_factory=Signals)  # without histograms; stale values are None
     signals_age_s: float | None = None  # of the newest good reading
     signals_unknown: Mapping[str, str] = field(default_factory=dict)  # why each of the others is not known
     signal_origins: Mapping[str, Origin] = field(default_factory=dict)  # of each known one
@@ -69,6 +69,7 @@ class PoolSnapshot:
     at: float
     endpoints: tuple[EndpointView, ...]
     held: frozenset[EndpointId] = frozenset()  # those that shaping lets have the floor at most, whatever a law says
+    bytes_per_token: float | None = None  # of a request's body for each prompt token, by what the engines count
 
 
 @dataclass(frozen=True, slots=True)

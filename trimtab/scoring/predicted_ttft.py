@@ -29,7 +29,10 @@ class PredictedTtftPolicy(Strict):
     """Numbers of the `predicted_ttft` law."""
 
     law: Literal["predicted_ttft"] = Field(default="predicted_ttft", description="Names this law.")
-    bytes_per_token: _Positive = Field(default=4, description="Bytes of a request's body for each prompt token.")
+    bytes_per_token: _Positive = Field(
+        default=4,
+        description="Bytes of a request's body for each prompt token, until what the engines count has shown it.",
+    )
     peak_half_life_s: _Positive = Field(
         default=20, description="How fast the largest burst of an interval is forgotten."
     )
@@ -108,8 +111,10 @@ class PredictedTtft(Law):
         self._peak_kilotokens = 0.0
         self._prompt_kilotokens = 0.0
         self._judged_at: float | None = None
+        self._learned_ratio = policy.bytes_per_token
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+        self._learned_ratio = pool.bytes_per_token or self._policy.bytes_per_token
         capacities = capacities_of(pool)
         largest = max(capacities.values(), default=1.0)
         known = [self._endpoint(view.id, capacities[view.id] / largest) for view in pool.endpoints]
@@ -156,7 +161,7 @@ class PredictedTtft(Law):
     def _endpoint(self, id: EndpointId, capacity: float) -> _Endpoint:
         endpoint = self._endpoints.get(id)
         if endpoint is None:
-            cost = CostModel(_FIRST_PER_KILOTOKEN_S / capacity, _FIRST_PER_ATTEMPT_S / capacity)
+            cost = CostModel(_FIRST_PER_KILOTOKEN_S / self._unit / capacity, _FIRST_PER_ATTEMPT_S / capacity)
             if (memory := self._memory.pop(id.address, None)) is not None:
                 cost.recall(memory)
             endpoint = self._endpoints[id] = _Endpoint(cost)
@@ -210,7 +215,7 @@ class PredictedTtft(Law):
         running = cost.per_attempt_s * view.in_flight
         silence = max(0.0, wait - prompt - running)
         lost = (100.0 - score) / wait if wait > 0 else 0.0
-        a, b = 1000 * cost.per_kilotoken_s, 1000 * cost.per_attempt_s
+        a, b = 1000 * cost.per_kilotoken_s * self._unit, 1000 * cost.per_attempt_s
         why = (
             f"{1000 * wait:.0f} ms to wait, gets {share:.1%} of what comes next "
             f"({a:.0f} ms a thousand prompt tokens, {b:.1f} ms an attempt)"
@@ -226,7 +231,13 @@ class PredictedTtft(Law):
         self._peak_kilotokens = max(self._peak_kilotokens, kilotokens)
         self._judged_at = now
 
+    @property
+    def _unit(self) -> float:
+        """What a prompt token is, by the ratio that was learned, in tokens by the policy's."""
+        return self._learned_ratio / self._policy.bytes_per_token
+
     def _kilotokens(self, prompt_bytes: int) -> float:
+        """Work by the policy's ratio, always: costs are learned in this unit, and one that moved would unlearn them."""
         return prompt_bytes / self._policy.bytes_per_token / 1000.0
 
 

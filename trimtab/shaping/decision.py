@@ -46,3 +46,4 @@ class PoolDecision:
     at: float
     endpoints: tuple[EndpointDecision, ...]
     changed: bool
+    bytes_per_token: float | None = None  # see `PoolSnapshot`

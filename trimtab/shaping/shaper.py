@@ -101,7 +101,7 @@ class Shaper:
                     reason=reason,
                 )
             )
-        return PoolDecision(pool.pool, now, tuple(decisions), changed)
+        return PoolDecision(pool.pool, now, tuple(decisions), changed, pool.bytes_per_token)
 
     def _standing(self, now: float, endpoint: EndpointId) -> Standing:
         known = self._standings.get(endpoint)

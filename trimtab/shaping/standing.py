@@ -25,6 +25,8 @@ _LEANED_ON_LESS = 0.5
 # and none once it is below this part.
 _LEANED_ON_LEAST = 0.05
 
+_NONE: frozenset[str] = frozenset()
+
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -64,7 +66,7 @@ class Standing:
         self._leaving_until = -inf
         self._why: dict[Judgement, str] = {}  # of the last one of a kind
         self.was_full = False  # out for it at the last step
-        self._past: frozenset[str] = frozenset()  # custom signals that it was out for at the last step
+        self._past = _NONE  # custom signals that it was out for at the last step
         self.leaned_on = 0.0  # 0..1, the part of its work that it keeps while it is held
         self._accused = False  # since the last step
 
@@ -133,7 +135,7 @@ class Standing:
                 unit = f" {limit.shown_unit}" if limit.shown_unit else ""
                 side = f"above {limit.above:g}" if limit.above is not None else f"below {limit.below:g}"
                 reasons[limit.name] = f"{State.DRAINING}: {limit.name} is {value:g}{unit}, the limit is {side}"
-        self._past = frozenset(reasons)
+        self._past = frozenset(reasons) if reasons else _NONE
         return Hold(State.DRAINING, None, next(iter(reasons.values()))) if reasons else None
 
     def remember(self) -> StandingMemory:

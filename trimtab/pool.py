@@ -63,7 +63,7 @@ class PoolController:
         self._judged: frozenset[EndpointId] = frozenset()  # the endpoints of the last step
         memory = memory if isinstance(memory, Mapping) else {}
         self._memories = _parse(memory.get("endpoints"))
-        self._law_memory: Mapping[str, Any] | None = memory
+        self._memory: Mapping[str, Any] = memory
 
     def set_endpoints(self, now: float, endpoints: Sequence[EndpointSpec]) -> None:
         """Replace the set of endpoints. One that comes back after it was gone is a new incarnation."""
@@ -76,7 +76,7 @@ class PoolController:
         self._uids = uids
         self._shaper.out = {spec.address: spec.out for spec in endpoints if spec.out}
         self._fleet.set_endpoints(now, endpoints)
-        self._recall_law(now)
+        self._recall_learned(now)
         memories = dict(self._claim(now, (id for id in self._fleet.ids if id not in before)))
         # A pool that starts as a whole has nothing to be compared with, and ramps from nowhere.
         start = 100.0 if not before and not memories else NEW_ENDPOINT
@@ -142,6 +142,7 @@ class PoolController:
             "at": now,
             "endpoints": {address: memory.model_dump(mode="json") for address, memory in sorted(memories.items())},
             "law": {"name": self._law.name, "memory": self._law.remember()},
+            "bytes_per_token": self._fleet.token_ratio.value,
         }
 
     def _hear(self, evidence: Iterable[Evidence]) -> None:
@@ -160,17 +161,20 @@ class PoolController:
             if memory.is_fresh(now):
                 yield id, memory
 
-    def _recall_law(self, now: float) -> None:
-        memory, self._law_memory = self._law_memory, None
+    def _recall_learned(self, now: float) -> None:
+        """What was learned of the pool as a whole, once."""
+        memory, self._memory = self._memory, {}
         match memory:
-            case {
-                "at": int() | float() as at,
-                "law": {"name": self._law.name, "memory": Mapping() as learned},
-            }:
-                if now - MEMORY_S <= at <= now:
-                    self._law.recall(learned)
-            case _:
+            case {"at": int() | float() as at} if now - MEMORY_S <= at <= now:
                 pass
+            case _:
+                return
+        match memory:
+            case {"law": {"name": self._law.name, "memory": Mapping() as learned}}:
+                self._law.recall(learned)
+        match memory:
+            case {"bytes_per_token": int() | float() as ratio}:
+                self._fleet.token_ratio.recall(ratio)
 
 
 def _are_two(uid: str, other: str) -> bool:

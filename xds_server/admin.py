@@ -84,6 +84,7 @@ def _pool(decision: PoolDecision, unresolved: Sequence[str], source: SourceStatu
     return {
         "at": decision.at,
         "age_s": now - decision.at,
+        "bytes_per_token": decision.bytes_per_token,
         "discovery": source and _source(source, now),
         "unresolved": list(unresolved),
         "endpoints": [_endpoint(endpoint) for endpoint in decision.endpoints],

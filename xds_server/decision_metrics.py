@@ -163,6 +163,14 @@ class DecisionCollector(Collector):
                     family.add_metric(where, value)
             yield family
 
+        ratios = GaugeMetricFamily(
+            "trimtab_pool_bytes_per_token",
+            "Bytes of a request's body for each prompt token, by what the engines count.",
+            labels=_LABELS[:1],
+        )
+        for decision in list(self._state.decisions.values()):
+            if decision.bytes_per_token is not None:
+                ratios.add_metric((decision.pool,), decision.bytes_per_token)
         lost = GaugeMetricFamily(
             "trimtab_endpoint_lost_points",
             "Points of the score that the endpoint loses, by term.",
@@ -178,4 +186,4 @@ class DecisionCollector(Collector):
                 lost.add_metric((*where, term), points)
             for state in State:
                 states.add_metric((*where, state), endpoint.state is state)
-        yield from (lost, states)
+        yield from (ratios, lost, states)

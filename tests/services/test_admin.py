@@ -104,12 +104,14 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
             ),
         ),
         changed=False,
+        bytes_per_token=3.8,
     )
     assert await read(client, "/endpoints") == {
         "pools": {
             "chat": {
                 "at": 1009.5,
                 "age_s": 0.5,
+                "bytes_per_token": 3.8,
                 "discovery": None,
                 "unresolved": [],
                 "endpoints": [

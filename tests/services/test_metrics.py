@@ -145,6 +145,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
             ),
         ),
         changed=True,
+        bytes_per_token=3.8,
     )
     metrics.observe([*attempt("10.0.0.1:8000")])
     elsewhere = ("chat", "[2001:db8::1]:8000", "r2")

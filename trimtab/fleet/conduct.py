@@ -1,6 +1,5 @@
 """How one incarnation of an endpoint behaves, by its attempts: first tokens, errors, refusals, silence."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, 
 from trimtab.fleet.pace import Pace
 from trimtab.fleet.silence import Silence
 from trimtab.fleet.snapshot import EndpointId, TokenSample
+from trimtab.fleet.token_ratio import PromptMeter
 
 # Long enough to outlast a burst, short enough that an endpoint is not held to what it was a minute ago.
 ERROR_HALF_LIFE_S = 10.0
@@ -81,6 +81,7 @@ class Conduct:
         ttft_alpha: float,
         coverage: Coverage,
         pace: Pace,
+        prompts: PromptMeter,
         departed: frozenset[str],
         tell: Callable[[Evidence], None],
     ) -> None:
@@ -89,10 +90,11 @@ class Conduct:
         self._departed = departed
         self._coverage = coverage
         self._pace = pace
+        self._prompts = prompts
         self._tell = tell
         self._held = Held()
-        self._joinable: set[str] = set()  # requests of which something is held and an attempt is now known
-        self._unsettled: deque[tuple[float, Attempt]] = deque()  # ended, and something may still come
+        self._joinable: dict[str, None] = {}  # requests of which something is held and an attempt is now known
+        self._unsettled: list[tuple[float, Attempt]] = []  # ended, and something may still come
         self._silence = Silence()
         self.ledger = Ledger(born_at)
         self.ttft = Ewma(ttft_alpha, MEMORY_S)
@@ -107,7 +109,7 @@ class Conduct:
             self._pace.sent(started.at, started.prompt_bytes)
         if self._held.of(started.request_id):
             # Not at once: the next start in the same batch may be the better match.
-            self._joinable.add(started.request_id)
+            self._joinable[started.request_id] = None
         return True
 
     def doubt(self) -> None:
@@ -131,6 +133,8 @@ class Conduct:
             return
         for event in self._held.of(ended.request_id):
             self._join(now, event)
+        if ended.outcome is Outcome.COMPLETE and is_success(ended.status) and attempt.rejected is None:
+            self._served(attempt)
         if attempt.judgement is None:
             judgement = judge_end(ended, spoke=attempt.token_at is not None)
             if judgement is not None:
@@ -153,7 +157,7 @@ class Conduct:
     def settle(self, now: float) -> None:
         """Judge what was waited for in vain, and forget what is old."""
         while self._unsettled and self._unsettled[0][0] <= now - VERDICT_WAIT_S:
-            self._close(now, self._unsettled.popleft()[1])
+            self._close(now, self._unsettled.pop(0)[1])
         self._held.tidy(now)
         self.ledger.tidy(now)
 
@@ -205,6 +209,7 @@ class Conduct:
 
     def _speak(self, now: float, attempt: Attempt, token_at: float) -> None:
         attempt.token_at = token_at
+        self._served(attempt)
         self.ledger.spoke(attempt, all_watched=self._coverage.silent_rank(now) == 0)
         self._silence.spoke(attempt.ended.at if attempt.ended else token_at)
         self._tell(Spoke(self._endpoint, token_at, attempt.started_at))
@@ -224,6 +229,12 @@ class Conduct:
                     in_flight=attempt.in_flight,
                 )
             )
+
+    def _served(self, attempt: Attempt) -> None:
+        """The engine has taken in the prompt: it has shown a token, or answered in full."""
+        if not attempt.served:
+            attempt.served = True
+            self._prompts.served(attempt.prompt_bytes)
 
     def _gave_up(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
         """A client left before a token was seen: unless it may have been overlooked, the endpoint was silent."""

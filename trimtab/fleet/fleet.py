@@ -30,6 +30,7 @@ from trimtab.fleet.queried import NOTHING_ASKED, Trust
 from trimtab.fleet.readings import plausible
 from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
 from trimtab.fleet.spec import EndpointSpec
+from trimtab.fleet.token_ratio import TokenRatio
 
 _NO_CLASSES: Mapping[str, float] = MappingProxyType({})
 # Of so many addresses that are gone the incarnation is kept: where none is used twice, they would fill the
@@ -43,6 +44,9 @@ _log = logging.getLogger(__name__)
 class _Departed:
     incarnation: int
     open_requests: frozenset[str]
+
+
+_NEVER_THERE = _Departed(-1, frozenset())
 
 
 class Fleet:
@@ -64,6 +68,7 @@ class Fleet:
         self._trust = trust
         self._coverage = Coverage()
         self._load = LoadReports()
+        self.token_ratio = TokenRatio()
         self._profiles: dict[str, Profile] = {}
         self._departed: dict[str, _Departed] = {}
         self._evidence: list[Evidence] = []
@@ -144,8 +149,10 @@ class Fleet:
             profile.view(now, self._stale_after_s, self._trust, self._load.in_flight(now, address))
             for address, profile in self._profiles.items()
         ]
-        in_order_of_id = tuple(sorted(views, key=lambda view: view.id))
-        return PoolSnapshot(self._pool, now, in_order_of_id, classes=self._classes.view())
+        endpoints = tuple(sorted(views, key=lambda view: view.id))
+        return PoolSnapshot(
+            self._pool, now, endpoints, classes=self._classes.view(), bytes_per_token=self.token_ratio.value
+        )
 
     def _apply(self, now: float, profile: Profile, observation: Observation) -> None:
         match observation:
@@ -192,13 +199,14 @@ class Fleet:
         return self._enter(at, profile.spec)
 
     def _enter(self, born_at: float, spec: EndpointSpec) -> Profile:
-        departed = self._departed.pop(spec.address, _Departed(-1, frozenset()))
+        departed = self._departed.pop(spec.address, _NEVER_THERE)
         profile = Profile(
             EndpointId(spec.address, departed.incarnation + 1),
             spec,
             born_at=born_at,
             ttft_alpha=self._ttft_alpha,
             coverage=self._coverage,
+            token_ratio=self.token_ratio,
             departed=departed.open_requests,
             tell=self._evidence.append,
         )

@@ -1,7 +1,6 @@
 """Leases: the attempts in flight to one incarnation of an endpoint, each taken once and given back once."""
 
 from bisect import bisect_left, bisect_right, insort_right
-from collections import deque
 from collections.abc import Callable
 from math import inf
 from operator import attrgetter
@@ -68,7 +67,7 @@ class Ledger:
         self._leases = AgeQueue()
         self._streams = AgeQueue()  # without a token, where one would be seen
         self._others = AgeQueue()  # where none would be: answers in one piece, and streams that were missed
-        self._ended: deque[tuple[float, Attempt]] = deque()  # by arrival
+        self._ended: list[tuple[float, Attempt]] = []  # by arrival; a deque would keep the blocks of a rush
         self._horizon = -inf  # what happened until then can no longer be told from a repetition
         self.outstanding_prompt_bytes = 0
         self.prompt_bytes_sent = 0  # in all, ever
@@ -222,9 +221,11 @@ class Ledger:
             self._forget_ended()
 
     def _forget_ended(self) -> None:
-        arrived_at, attempt = self._ended.popleft()
+        arrived_at, attempt = self._ended.pop(0)
         self._horizon = max(self._horizon, arrived_at)
         attempts = self._by_request[attempt.request_id]
         attempts.remove(attempt)
         if not attempts:
             del self._by_request[attempt.request_id]
+            if not self._by_request:
+                self._by_request.clear()  # an emptied dict keeps the table of a rush that is over

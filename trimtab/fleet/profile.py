@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence, ProbeHeard
 from trimtab.fleet.coverage import Coverage
 from trimtab.fleet.load import Differences, Moment
-from trimtab.fleet.observation import Probed, SignalQueried, SignalsRead
+from trimtab.fleet.observation import SCRAPE, Probed, SignalQueried, SignalsRead
 from trimtab.fleet.pace import Pace
 from trimtab.fleet.progress import Progress
 from trimtab.fleet.queried import Queried, Trust
@@ -15,6 +15,7 @@ from trimtab.fleet.rates import Spread
 from trimtab.fleet.readings import Readings
 from trimtab.fleet.snapshot import EndpointId, EndpointView
 from trimtab.fleet.spec import EndpointSpec
+from trimtab.fleet.token_ratio import PromptMeter, TokenRatio
 
 
 class ProfileMemory(BaseModel):
@@ -47,18 +48,22 @@ class Profile:
         born_at: float,
         ttft_alpha: float,
         coverage: Coverage,
+        token_ratio: TokenRatio,
         departed: frozenset[str],
         tell: Callable[[Evidence], None],
     ) -> None:
         self.id = id
         self.spec = spec
         self.pace = Pace(MEMORY_S)
+        self._prompts = PromptMeter()
+        self._token_ratio = token_ratio
         self.conduct = Conduct(
             id,
             born_at=born_at,
             ttft_alpha=ttft_alpha,
             coverage=coverage,
             pace=self.pace,
+            prompts=self._prompts,
             departed=departed,
             tell=tell,
         )
@@ -81,6 +86,10 @@ class Profile:
             self._progress.take(at, read.signals)
             if read.signals.generated_tokens is not None:
                 self.pace.counted(at, self._readings.tokens_per_s_held(read.source))
+            if read.source == SCRAPE:
+                requests = read.signals.ttft.counts[-1] if read.signals.ttft else None
+                if (ratio := self._prompts.counted(read.signals.prompt_tokens, requests)) is not None:
+                    self._token_ratio.add(ratio)
 
     def shows_restart_queried(self, seen: SignalQueried) -> bool:
         """Whether an answer of Prometheus comes from a later incarnation than this one."""

@@ -100,11 +100,12 @@ class ReadingsView:
 class _Source:
     """The latest readings of one source."""
 
-    __slots__ = ("at", "error", "known", "rates", "read", "window")
+    __slots__ = ("at", "error", "known", "rates", "read", "said", "window")
 
     def __init__(self) -> None:
         self.at: float | None = None
-        self.read: SignalsRead | None = None  # the last good one
+        self.read: SignalsRead | None = None  # the last good one, without its histograms: they are in the window
+        self.said: tuple[str, ...] = ()  # the signals that it had
         self.rates = Rates()
         self.error = ""  # of a failure since then
         self.window = RateWindow()
@@ -118,7 +119,8 @@ class _Source:
             return
         if self.read is not None and any(self.read.origins.get(n, place) != place for n, place in read.origins.items()):
             self.window = RateWindow()  # a counter of other series has nothing to do with the one before
-        self.at, self.read = at, read
+        self.said = tuple(name for name in SIGNALS if getattr(read.signals, name) is not None)
+        self.at, self.read = at, replace(read, signals=replace(read.signals, ttft=None, inter_token=None))
         self.rates = self.window.add(at, read.signals)
         for name in _TELL_OF_RESTARTS:
             if (value := getattr(read.signals, name)) is not None:
@@ -129,11 +131,7 @@ class _Source:
         if self.read is None:
             return ReadingsView()
         read = self.read
-        origins = {
-            name: Origin(read.source, read.origins.get(name, ""), read.at)
-            for name in SIGNALS
-            if getattr(read.signals, name) is not None
-        }
+        origins = {name: Origin(read.source, read.origins.get(name, ""), read.at) for name in self.said}
         return ReadingsView(read.signals, self.rates, origins, read.unknown)
 
     def why_unknown(self, signal: str, fresh: bool) -> str:

@@ -53,7 +53,7 @@ class EndpointView:
     outstanding_prompt_bytes: int = 0  # of attempts that have not shown a token
     prompt_bytes_sent: int = 0  # of all attempts since this incarnation began
     oldest_wait_s: float = 0.0  # of a stream without a token; fading, of one whose client gave up
-    signals: Signals = field(default_factory=Signals)  # stale values are already None
+    signals: Signals = field(default_factory=Signals)  # without histograms; stale values are None
     signals_age_s: float | None = None  # of the newest good reading
     moved_at: float | None = None  # when the engine's own numbers were last seen to move
     frozen_s: float | None = None  # how long they have stood still although it says that it has work
@@ -83,6 +83,7 @@ class PoolSnapshot:
     held: frozenset[EndpointId] = frozenset()  # those that shaping lets have the floor at most, whatever a law says
     classes: tuple[ClassView, ...] = ()  # short to long; of a pool that has none, none
     barred: frozenset[EndpointId] = frozenset()  # those that take nothing of the longest class
+    bytes_per_token: float | None = None  # of a request's body for each prompt token, by what the engines count
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,10 @@ class PredictedTtftPolicy(Strict):
     """Numbers of the `predicted_ttft` law."""
 
     law: Literal["predicted_ttft"] = Field(default="predicted_ttft", description="Names this law.")
-    bytes_per_token: _Positive = Field(default=4, description="Bytes of a request's body for each prompt token.")
+    bytes_per_token: _Positive = Field(
+        default=4,
+        description="Bytes of a request's body for each prompt token, until what the engines count has shown it.",
+    )
     peak_half_life_s: _Positive = Field(
         default=20, description="How fast the largest burst of an interval is forgotten."
     )
@@ -141,8 +144,10 @@ class PredictedTtft(Law):
         self._up_to_bytes: tuple[float, ...] = (inf,)  # of each length class
         self._demands = [_Demand()]  # likewise
         self._judged_at: float | None = None
+        self._learned_ratio = policy.bytes_per_token
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+        self._learned_ratio = pool.bytes_per_token or self._policy.bytes_per_token
         capacities = capacities_of(pool)
         largest = max(capacities.values(), default=1.0)
         known = [self._endpoint(view.id, capacities[view.id] / largest) for view in pool.endpoints]
@@ -184,7 +189,7 @@ class PredictedTtft(Law):
     def _endpoint(self, id: EndpointId, capacity: float) -> _Endpoint:
         endpoint = self._endpoints.get(id)
         if endpoint is None:
-            cost = CostModel(_FIRST_PER_KILOTOKEN_S / capacity, _FIRST_PER_ATTEMPT_S / capacity)
+            cost = CostModel(_FIRST_PER_KILOTOKEN_S / self._unit / capacity, _FIRST_PER_ATTEMPT_S / capacity)
             if (memory := self._memory.pop(id.address, None)) is not None:
                 cost.recall(memory)
             endpoint = self._endpoints[id] = _Endpoint(cost)
@@ -267,7 +272,7 @@ class PredictedTtft(Law):
         running = cost.per_attempt_s * view.in_flight
         silence = max(0.0, wait - prompt - running)
         lost = (100.0 - score) / wait if wait > 0 else 0.0
-        a, b = 1000 * cost.per_kilotoken_s, 1000 * cost.per_attempt_s
+        a, b = 1000 * cost.per_kilotoken_s * self._unit, 1000 * cost.per_attempt_s
         why = (
             f"{1000 * wait:.0f} ms to wait, gets {' / '.join(f'{share:.1%}' for share in shares)} of what comes next "
             f"({a:.0f} ms a thousand prompt tokens, {b:.1f} ms an attempt)"
@@ -288,7 +293,13 @@ class PredictedTtft(Law):
             demand.follow(self._kilotokens(came), kept=0.5 ** (elapsed / self._policy.peak_half_life_s))
         self._judged_at = now
 
+    @property
+    def _unit(self) -> float:
+        """What a prompt token is, by the ratio that was learned, in tokens by the policy's."""
+        return self._learned_ratio / self._policy.bytes_per_token
+
     def _kilotokens(self, prompt_bytes: int) -> float:
+        """Work by the policy's ratio, always: costs are learned in this unit, and one that moved would unlearn them."""
         return prompt_bytes / self._policy.bytes_per_token / 1000.0
 
 

@@ -80,3 +80,4 @@ class PoolDecision:
     endpoints: tuple[EndpointDecision, ...]
     changed: bool
     classes: tuple[str, ...] = ()  # names, short to long
+    bytes_per_token: float | None = None  # see `PoolSnapshot`

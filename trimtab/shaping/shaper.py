@@ -126,7 +126,8 @@ class Shaper:
                     ),
                 )
             )
-        return PoolDecision(pool.pool, now, tuple(decisions), changed, tuple(one.name for one in pool.classes))
+        names = tuple(one.name for one in pool.classes)
+        return PoolDecision(pool.pool, now, tuple(decisions), changed, names, pool.bytes_per_token)
 
     def _standing(self, now: float, endpoint: EndpointId) -> Standing:
         known = self._standings.get(endpoint)

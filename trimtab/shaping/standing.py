@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +26,8 @@ _KV_HYSTERESIS = 0.02
 _LEANED_ON_LESS = 0.5
 # and none once it is below this part.
 _LEANED_ON_LEAST = 0.05
+
+_NONE: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -67,7 +70,7 @@ class Standing:
         self._leaving_until = -inf
         self._why: dict[Judgement, str] = {}  # of the last one of a kind
         self.was_full = False  # out for it at the last step
-        self._past: dict[str, tuple[str, str]] = {}  # custom signals past their limits -> action, and why
+        self._past = _NONE  # custom signals past their limits -> action, and why
         self.leaned_on = 0.0  # 0..1, the part of its work that it keeps while it is held
         self._accused = False  # since the last step
 
@@ -141,7 +144,7 @@ class Standing:
                 unit = f" {limit.shown_unit}" if limit.shown_unit else ""
                 side = f"above {limit.above:g}" if limit.above is not None else f"below {limit.below:g}"
                 past[limit.name] = (limit.action, f"{limit.name} is {value:g}{unit}, the limit is {side}")
-        self._past = past
+        self._past = past or _NONE
 
     def past_limit(self, action: str) -> str | None:
         """What is said of the first custom signal with this action that is past its limit."""

@@ -88,6 +88,7 @@ class Control:
         for number, engine in enumerate(engines):
             engine.on_step = partial(self._stepped, number)
         self.pushes = 0
+        self.bytes_per_token: float | None = None  # as learned
         self._controller = PoolController(pool, Random(rng.getrandbits(32)))
         specs = [EndpointSpec(e.address, e.name, e.capacity, {"gpu": e.kind.name}) for e in fleet.endpoints]
         self._controller.set_endpoints(_EPOCH, specs)
@@ -204,6 +205,7 @@ class Control:
 
     def _step(self, now: float, _: Any) -> None:
         decision = self._controller.step(_EPOCH + now)
+        self.bytes_per_token = decision.bytes_per_token
         if decision.changed:
             self._clock.call_at(now + self._push_delay_s, self._put_in_force, decision)
         self._clock.call_at(now + self._interval_s, self._step)
@@ -243,6 +245,7 @@ class Control:
             kv_usage=model.kv_usage,
             generated_tokens=float(model.generated_tokens),
             preemptions=float(model.resumptions),
+            prompt_tokens=float(model.prompt_tokens),
             process_start=_EPOCH - 1000.0,
         )
         read = SignalsRead(_EPOCH + now + _HOP_S, self._pool.name, self._addresses[number], signals)

@@ -70,6 +70,7 @@ class Replay:
     endpoints: Sequence[EndpointFigures]
     ended_s: float
     pushes: int
+    bytes_per_token: float | None  # as it was learned; None: it was not
     cut_off_s: float | None
 
 
@@ -149,6 +150,7 @@ class Simulation:
             endpoints=[self._endpoint_figures(number, now) for number in range(len(self._engines))],
             ended_s=now,
             pushes=self._control.pushes if self._control is not None else 0,
+            bytes_per_token=self._control.bytes_per_token if self._control is not None else None,
             cut_off_s=now if self._is_cut else None,
         )
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trimtab.fleet.conduct import MEMORY_S, Evidence
 from trimtab.fleet.fleet import Fleet
+from trimtab.fleet.liveness import Patience
 from trimtab.fleet.observation import Observation
 from trimtab.fleet.profile import ProfileMemory
 from trimtab.fleet.queried import NOTHING_ASKED, Trust
@@ -54,6 +55,7 @@ class PoolController:
             policy.name,
             ttft_alpha=self._law.ttft_alpha,
             stale_after_s=policy.signals.stale_after_s,
+            patience=_patience(policy),
             trust=_trust(policy),
         )
         self._shaper = Shaper(policy.shaping, rng, limits=_limits(policy))
@@ -98,7 +100,10 @@ class PoolController:
             self._law = law
         self._policy = policy
         self._fleet.reconfigure(
-            ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s, trust=_trust(policy)
+            ttft_alpha=self._law.ttft_alpha,
+            stale_after_s=policy.signals.stale_after_s,
+            patience=_patience(policy),
+            trust=_trust(policy),
         )
         self._shaper.numbers, self._shaper.limits = policy.shaping, _limits(policy)
 
@@ -181,6 +186,11 @@ def _trust(policy: Pool) -> Trust:
         preferred=frozenset(section.preferred),
         stale_after_s=section.stale_after_s,
     )
+
+
+def _patience(policy: Pool) -> Patience:
+    signs = policy.signs
+    return Patience(signs.silent_after_s, signs.silent_factor, signs.stalled_after_s)
 
 
 def _limits(policy: Pool) -> tuple[CustomSignal, ...]:

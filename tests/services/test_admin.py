@@ -109,6 +109,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                 "at": 1009.5,
                 "age_s": 0.5,
                 "discovery": None,
+                "split": None,
                 "unresolved": [],
                 "endpoints": [
                     {
@@ -149,6 +150,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "in_flight_reported": None,
                         "lease_difference": 0,
                         "awaiting_token": 0,
+                        "newest_sent_at": None,
                         "outstanding_prompt_bytes": 0,
                         "prompt_bytes_sent": 0,
                         "oldest_wait_s": 0.0,

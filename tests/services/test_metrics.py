@@ -23,6 +23,8 @@ from trimtab.fleet.observation import (
     Verdict,
 )
 from trimtab.fleet.rates import Spread
+from trimtab.fleet.signs import Sign
+from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy.model import Policy
 from trimtab.pool import PoolDecision, State
 from xds_server.discovery import DiscoveryCollector, SourceStatus
@@ -141,7 +143,9 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
             ),
         ),
         changed=True,
+        signs=((EndpointId("[2001:db8::1]:8000"), Sign.SILENT),),
     )
+    state.splits["chat"] = {"chat": 0.7, "small": 0.25, "answer": 0.05}
     metrics.observe([*attempt("10.0.0.1:8000")])
     elsewhere = ("chat", "[2001:db8::1]:8000", "r2")
     metrics.observe(

@@ -7,6 +7,7 @@ from math import inf, isfinite
 
 from trimtab.fleet.conduct import Evidence
 from trimtab.fleet.coverage import Coverage
+from trimtab.fleet.liveness import Patience
 from trimtab.fleet.load import LoadReports
 from trimtab.fleet.observation import (
     AttemptEnded,
@@ -44,10 +45,19 @@ class _Departed:
 class Fleet:
     """The profiles of one pool's endpoints. Not thread-safe: one owner calls it. `now` is Unix seconds."""
 
-    def __init__(self, pool: str, *, ttft_alpha: float, stale_after_s: float, trust: Trust = NOTHING_ASKED) -> None:
+    def __init__(
+        self,
+        pool: str,
+        *,
+        ttft_alpha: float,
+        stale_after_s: float,
+        patience: Patience,
+        trust: Trust = NOTHING_ASKED,
+    ) -> None:
         self._pool = pool
         self._ttft_alpha = ttft_alpha
         self._stale_after_s = stale_after_s
+        self._patience = patience
         self._trust = trust
         self._coverage = Coverage()
         self._load = LoadReports()
@@ -55,9 +65,12 @@ class Fleet:
         self._departed: dict[str, _Departed] = {}
         self._evidence: list[Evidence] = []
 
-    def reconfigure(self, *, ttft_alpha: float, stale_after_s: float, trust: Trust = NOTHING_ASKED) -> None:
+    def reconfigure(
+        self, *, ttft_alpha: float, stale_after_s: float, patience: Patience, trust: Trust = NOTHING_ASKED
+    ) -> None:
         """Take new numbers; they hold for samples and readings from now on."""
         self._ttft_alpha, self._stale_after_s, self._trust = ttft_alpha, stale_after_s, trust
+        self._patience = patience
         for profile in self._profiles.values():
             profile.conduct.ttft.alpha = ttft_alpha
 
@@ -110,10 +123,23 @@ class Fleet:
         return self._tell_all()
 
     def settle(self, now: float) -> Sequence[Evidence]:
-        """Draw what follows from the passing of time: verdicts that did not come, ends that were lost."""
+        """Draw what follows from the passing of time: verdicts that did not come, ends that were lost, silence."""
         moments = self._load.settled(now)
-        for _, profile in sorted(self._profiles.items()):
+        profiles = [profile for _, profile in sorted(self._profiles.items())]
+        for profile in profiles:
             profile.settle(now, moments)
+        # What is not known of an endpoint itself is taken from the slowest of the others.
+        ttfts_s = [profile.usual_ttft_s(now) for profile in profiles]
+        answers_s = [profile.conduct.liveness.usual_answer_s(now) for profile in profiles]
+        slowest_ttft_s = max((ttft_s for ttft_s in ttfts_s if ttft_s is not None), default=None)
+        slowest_answer_s = max((answer_s for answer_s in answers_s if answer_s is not None), default=None)
+        for profile, ttft_s, answer_s in zip(profiles, ttfts_s, answers_s, strict=True):
+            profile.conduct.suspect(
+                now,
+                self._patience,
+                slowest_ttft_s if ttft_s is None else ttft_s,
+                slowest_answer_s if answer_s is None else answer_s,
+            )
         return self._tell_all()
 
     def snapshot(self, now: float) -> PoolSnapshot:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from trimtab.fleet.signs import Sign
 from trimtab.fleet.snapshot import EndpointId, EndpointView
 
 
@@ -46,3 +47,4 @@ class PoolDecision:
     at: float
     endpoints: tuple[EndpointDecision, ...]
     changed: bool
+    signs: tuple[tuple[EndpointId, Sign], ...] = ()  # of death, that were seen since the last step

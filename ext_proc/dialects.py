@@ -24,12 +24,14 @@ class Interpreter:
     Generated content is text, a tool call (even one whose arguments are still empty), a refusal, audio, and
     reasoning unless `count_reasoning` is off. Role chunks, pings and usage are none. A text delta of "" that
     names no role and ends nothing is content: engines send it while a character of several bytes lacks some.
-    An answer of several choices is done when each of those that began has finished.
+    An answer of several choices is done when each of those that began has finished. `marks_end` says whether the
+    protocol, as far as it has been seen, has an end that is told.
     """
 
     def __init__(self, count_reasoning: bool) -> None:
         self._count_reasoning = count_reasoning
         self._open_choices: set[int] = set()
+        self.marks_end = False
 
     def read(self, event: Mapping[str, Any]) -> Meaning:
         """The meaning of the answer's next event."""
@@ -43,6 +45,7 @@ class Interpreter:
 
     def _read_choices(self, choices: list[Any]) -> Meaning:
         """OpenAI's chat and completion chunks."""
+        self.marks_end = True
         token = finished = failed = False
         for choice in choices:
             if not isinstance(choice, dict):
@@ -74,6 +77,7 @@ class Interpreter:
 
     def _read_typed(self, kind: str, event: Mapping[str, Any]) -> Meaning:
         """Anthropic's messages and OpenAI's Responses."""
+        self.marks_end = self.marks_end or kind in ("message_start", "response.created")
         match kind:
             case "content_block_delta":
                 delta = event.get("delta")

@@ -63,6 +63,12 @@ class StreamReader:
         self._head_name = b""
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether an answer that ends here without DONE is not whole: its protocol has a mark for that, and nothing was
+        passed over in which it may have been."""
+        return self._interpreter.marks_end and not self.malformed
+
+    @property
     def malformed(self) -> int:
         """Events that were passed over so far."""
         return self._unparsable + self._sse.oversized

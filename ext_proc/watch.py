@@ -63,7 +63,7 @@ class StreamWatch:
         if end:
             if not self._began:
                 seen.append(self._rejected(now, Verdict.UNAVAILABLE, None, "empty-stream"))
-            self._finish(now, seen, finished=False)
+            self._finish(now, seen, finished=False, cut_short=self._reader.is_unfinished)
         elif self._gaps_s and (now - self._part_at >= _PART_S or len(self._gaps_s) >= _PART_TOKENS):
             seen.append(self._read(now))
         return seen
@@ -86,12 +86,22 @@ class StreamWatch:
             seen.append(self._rejected(now, judgement.verdict, judgement.retry_after_s, judgement.rule))
             self.done = True
 
-    def _finish(self, now: float, seen: list[Observation], *, finished: bool, verdict: Verdict | None = None) -> None:
+    def _finish(
+        self,
+        now: float,
+        seen: list[Observation],
+        *,
+        finished: bool,
+        verdict: Verdict | None = None,
+        cut_short: bool = False,
+    ) -> None:
         self.done = True
         if self._whole and self._began:
-            seen.append(self._read(now, finished=finished, verdict=verdict))
+            seen.append(self._read(now, finished=finished, verdict=verdict, cut_short=cut_short))
 
-    def _read(self, now: float, *, finished: bool = False, verdict: Verdict | None = None) -> StreamRead:
+    def _read(
+        self, now: float, *, finished: bool = False, verdict: Verdict | None = None, cut_short: bool = False
+    ) -> StreamRead:
         gaps_s = tuple(self._gaps_s)
         self._gaps_s.clear()
         self._part_at = now
@@ -103,6 +113,7 @@ class StreamWatch:
             gaps_s=gaps_s,
             finished=finished,
             verdict=verdict,
+            cut_short=cut_short,
         )
 
     def _rejected(self, now: float, verdict: Verdict, retry_after_s: float | None, reason: str) -> Rejected:

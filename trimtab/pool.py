@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trimtab.fleet.conduct import MEMORY_S, Evidence
 from trimtab.fleet.fleet import Fleet
+from trimtab.fleet.liveness import Patience
 from trimtab.fleet.observation import Observation
 from trimtab.fleet.profile import ProfileMemory
 from trimtab.fleet.queried import NOTHING_ASKED, Trust
@@ -55,6 +56,7 @@ class PoolController:
             policy.name,
             ttft_alpha=self._law.ttft_alpha,
             stale_after_s=policy.signals.stale_after_s,
+            patience=_patience(policy),
             trust=_trust(policy),
             class_limits=policy.class_limits,
         )
@@ -102,6 +104,7 @@ class PoolController:
         self._fleet.reconfigure(
             ttft_alpha=self._law.ttft_alpha,
             stale_after_s=policy.signals.stale_after_s,
+            patience=_patience(policy),
             trust=_trust(policy),
             class_limits=policy.class_limits,
         )
@@ -191,6 +194,11 @@ def _trust(policy: Pool) -> Trust:
         preferred=frozenset(section.preferred),
         stale_after_s=section.stale_after_s,
     )
+
+
+def _patience(policy: Pool) -> Patience:
+    signs = policy.signs
+    return Patience(signs.silent_after_s, signs.silent_factor, signs.stalled_after_s)
 
 
 def _limits(policy: Pool) -> tuple[CustomSignal, ...]:

@@ -186,4 +186,12 @@ class DecisionCollector(Collector):
                 lost.add_metric((*where, term), points)
             for state in State:
                 states.add_metric((*where, state), endpoint.state is state)
-        yield from (ratios, lost, states)
+        splits = GaugeMetricFamily(
+            "trimtab_split_ratio",
+            "Part of the requests to a pool with fallbacks that the pool itself, and each of them, gets.",
+            labels=("pool", "to"),
+        )
+        for pool, split in list(self._state.splits.items()):
+            for to, part in split.items():
+                splits.add_metric((pool, to), part)
+        yield from (ratios, lost, states, splits)

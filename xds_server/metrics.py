@@ -108,6 +108,11 @@ class Metrics(XdsEvents):
         """A step was made, and took so long; if it `changed`, it is about to be pushed."""
         self._stepped.add(decision.pool)
         self._step.labels(decision.pool).observe(step_seconds)
+        if decision.signs:
+            names = {endpoint.id: endpoint.view.name for endpoint in decision.endpoints}
+            for id, sign in decision.signs:
+                self._counted.add((decision.pool, names[id]))
+                self._signs.labels(decision.pool, names[id], sign).inc()
         observed_at = self._observed_at.pop(decision.pool, None)
         if decision.changed and observed_at is not None:
             self._turn = _Turn(observed_at, self._now())
@@ -227,6 +232,7 @@ class Metrics(XdsEvents):
                 self._ttft,
                 self._attempts,
                 self._rejections,
+                self._signs,
                 self._scrapes,
                 self._scrape_errors,
                 self._probes,
@@ -266,6 +272,12 @@ class Metrics(XdsEvents):
             "trimtab_rejections",
             "Error answers that were read, by verdict.",
             (*endpoint, "verdict"),
+            registry=registry,
+        )
+        self._signs = Counter(
+            "trimtab_signs",
+            "Signs of death of an endpoint, by kind; docs/failures.md says what follows from each.",
+            (*endpoint, "sign"),
             registry=registry,
         )
         self._scrapes = Counter(

@@ -331,7 +331,7 @@ async def test_every_attempt_is_counted_to_the_last(rig: Rig) -> None:
         if call.request_id not in known
     )
     refused = await refused_attempts(rig) - refused_before
-    assert refused > 20
+    assert refused >= 3  # after that it is passed over for a while
     assert made.total() > 2300
     total = made.total() + refused
 

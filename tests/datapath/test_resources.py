@@ -66,6 +66,7 @@ def observers_of(made: Policy) -> dict[str, tuple[ExternalProcessor, str]]:
         {"pool": {"retries": {"status_codes": [500]}}},
         {"pool": {"balancing": {"policy": "round_robin"}}},
         {"pool": {"shaping": {"floor_share": 0.1}}},
+        {"pool": {"fallbacks": [{"address": "127.0.0.1:9"}, {"answer": {"message": "Gone."}}]}},
         {"ext_proc": {"sample_percent": 3, "reject_timeout_ms": 50}},
         {
             "pools": [
@@ -172,6 +173,38 @@ def test_envoy_refuses_nothing_by_itself() -> None:
     )
     assert cluster.common_lb_config.HasField("healthy_panic_threshold")
     assert cluster.common_lb_config.healthy_panic_threshold.value == 0
+
+
+def test_envoy_judges_nothing_but_connections_and_never_for_long() -> None:
+    outliers = cluster_of(policy()).outlier_detection
+    enforced = {
+        name: wrapped["value"] if isinstance(wrapped, dict) else wrapped
+        for name, wrapped in MessageToDict(outliers, preserving_proto_field_name=True).items()
+        if name.startswith("enforcing_")
+    }
+    assert {name for name, percent in enforced.items() if percent} == {"enforcing_consecutive_local_origin_failure"}
+    # Envoy enforces these where nothing is said.
+    assert enforced.keys() >= {
+        "enforcing_consecutive_5xx",
+        "enforcing_consecutive_gateway_failure",
+        "enforcing_success_rate",
+        "enforcing_local_origin_success_rate",
+    }
+    assert outliers.split_external_local_origin_errors
+    assert outliers.max_ejection_time.seconds < policy().pools[0].shaping.breaker_open_s / 2
+
+
+def test_a_pool_without_fallbacks_is_named_alone_and_one_with_them_shares_only_by_the_runtime() -> None:
+    assert {
+        route.route.cluster for route in routes_of(policy()).virtual_hosts[0].routes if route.HasField("route")
+    } == {"p"}
+    made = policy(pool={"fallbacks": [{"address": "cache.internal:80"}, {"answer": {"message": "Gone."}}]})
+    assert static_resources(made)[TypeUrl.CDS].keys() == {"p", "p:cache.internal:80"}
+    answer, *serving = (r for r in routes_of(made).virtual_hosts[0].routes if r.name.startswith(("p/", "fallback")))
+    assert answer.match.runtime_fraction.default_value.numerator == 0
+    for route in serving:
+        weights = {c.name: c.weight.value for c in route.route.weighted_clusters.clusters}
+        assert weights == {"p": 10_000, "p:cache.internal:80": 0}
 
 
 def test_the_weights_are_applied_as_the_policy_says() -> None:

@@ -113,6 +113,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                 "age_s": 0.5,
                 "bytes_per_token": 3.8,
                 "discovery": None,
+                "split": None,
                 "unresolved": [],
                 "endpoints": [
                     {
@@ -154,6 +155,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "in_flight_reported": None,
                         "lease_difference": 0,
                         "awaiting_token": 0,
+                        "newest_sent_at": None,
                         "outstanding_prompt_bytes": 0,
                         "prompt_bytes_sent": 0,
                         "oldest_wait_s": 0.0,

@@ -25,6 +25,8 @@ from trimtab.fleet.observation import (
     Verdict,
 )
 from trimtab.fleet.rates import Spread
+from trimtab.fleet.signs import Sign
+from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy.model import Policy
 from trimtab.pool import PoolDecision, State
 from trimtab.shaping.decision import ClassDecision
@@ -146,7 +148,9 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
         ),
         changed=True,
         bytes_per_token=3.8,
+        signs=((EndpointId("[2001:db8::1]:8000"), Sign.SILENT),),
     )
+    state.splits["chat"] = {"chat": 0.7, "small": 0.25, "answer": 0.05}
     metrics.observe([*attempt("10.0.0.1:8000")])
     elsewhere = ("chat", "[2001:db8::1]:8000", "r2")
     metrics.observe(

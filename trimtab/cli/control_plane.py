@@ -28,6 +28,7 @@ from trimtab.policy import Policy, PolicyError, PolicyFile, problem_at
 from trimtab.policy.model import Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision, State
 from trimtab.shaping.decision import ClassDecision
+from trimtab.shaping.spill import Spill, can_take, wants_tries
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
 from xds_server.ads import AdsService, ClientRow
@@ -37,6 +38,7 @@ from xds_server.feedback import FeedbackService
 from xds_server.lrs import LrsService
 from xds_server.metrics import Metrics
 from xds_server.resources import RUNTIME_NAME, runtime_resource, static_resources
+from xds_server.resources.fallbacks import runtime_of
 from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
 from xds_server.sources.prober import Prober, ReadAnswer
 from xds_server.sources.prometheus import PrometheusSource
@@ -82,6 +84,8 @@ class ControlPlane:
         self._pools: dict[str, _RunningPool] = {}
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
         self._usage: dict[str, tuple[float, int]] = {}
+        self._spills: dict[str, Spill] = defaultdict(Spill)
+        self._splits: dict[str, Mapping[str, object]] = {}  # entries of the runtime layer, by pool
         self._heartbeats = Heartbeats()
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
@@ -199,6 +203,9 @@ class ControlPlane:
         for name in self._pools.keys() - wanted.keys():
             self._pools.pop(name).task.cancel()
             self._state.decisions.pop(name, None)
+        for name in self._splits.keys() - {pool.name for pool in policy.pools if pool.fallbacks}:
+            for known in (self._spills, self._splits, self._state.splits):
+                known.pop(name, None)
         for name, pool in wanted.items():
             if name in self._pools:
                 self._pools[name].reconfigure(now, pool)
@@ -228,10 +235,10 @@ class ControlPlane:
         if not all(pool.is_located for pool in self._pools.values()):
             return
         resources: dict[str, Mapping[str, bytes]] = dict(static_resources(self._policy).items())
-        resources[TypeUrl.RTDS] = {RUNTIME_NAME: runtime_resource(self._share.percent)}
         resources[TypeUrl.EDS] = {
             cluster: body for pool in self._pools.values() for cluster, body in _assignments(pool.step())
         }
+        resources[TypeUrl.RTDS] = {RUNTIME_NAME: self._runtime()}
         before = self._clusters
         self._cache.publish(resources)
         self._state.ready = True
@@ -254,11 +261,41 @@ class ControlPlane:
             self._holds_changed.set()
         self._state.decisions[decision.pool] = decision
         self.metrics.decided(decision, step_s)
+        self._split(decision)
         if decision.changed and self._cache.snapshot is not None:
             for cluster, body in _assignments(decision):
                 if cluster in self._cache.snapshot[TypeUrl.EDS]:
                     self._cache.assign(cluster, body)
             self._feedback.publish(self._state.decisions.values())
+
+    def _split(self, decision: PoolDecision) -> None:
+        """Say how much of a pool's work its fallbacks get."""
+        policy = self._pools[decision.pool].policy
+        if not policy.fallbacks:
+            return
+        takes = []
+        for fallback in policy.fallbacks:
+            other = self._state.decisions.get(fallback.pool) if fallback.pool else None
+            below = self._pools[fallback.pool].policy.spill_below if fallback.pool else 0.0
+            takes.append(1.0 if fallback.pool is None else can_take(other, below))
+        parts = self._spills[decision.pool].split(
+            decision.at,
+            can_take(decision, policy.spill_below),
+            takes,
+            tries=wants_tries(decision),
+            rise_per_s=policy.shaping.ramp_points_per_s / 100,
+        )
+        names = (decision.pool, *(fallback.name for fallback in policy.fallbacks))
+        self._state.splits[decision.pool] = dict(zip(names, parts, strict=True))
+        entries = runtime_of(policy, parts, {name: pool.policy for name, pool in self._pools.items()})
+        if entries != self._splits.get(decision.pool):
+            self._splits[decision.pool] = entries
+            if self._cache.snapshot is not None:
+                self._cache.set_runtime(RUNTIME_NAME, self._runtime())
+
+    def _runtime(self) -> bytes:
+        splits = {key: entry for entries in self._splits.values() for key, entry in entries.items()}
+        return runtime_resource(self._share.percent, splits)
 
     async def _sample(self) -> None:
         if not self._usage:
@@ -268,7 +305,7 @@ class ControlPlane:
         percent = self._share.update(time.time(), cpu_seconds, watched)
         self.metrics.watch_share(percent)
         if self._cache.snapshot is not None:
-            self._cache.set_runtime(RUNTIME_NAME, runtime_resource(percent))
+            self._cache.set_runtime(RUNTIME_NAME, self._runtime())
 
     async def _remember_when_due(self) -> None:
         """A hold that a restart forgets is lifted by it, so those are written at once."""

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from trimtab.fleet.classes import Classes
 from trimtab.fleet.conduct import Evidence
 from trimtab.fleet.coverage import Coverage
+from trimtab.fleet.liveness import Patience
 from trimtab.fleet.load import LoadReports
 from trimtab.fleet.observation import (
     AttemptEnded,
@@ -58,6 +59,7 @@ class Fleet:
         *,
         ttft_alpha: float,
         stale_after_s: float,
+        patience: Patience,
         trust: Trust = NOTHING_ASKED,
         class_limits: Mapping[str, float] = _NO_CLASSES,
     ) -> None:
@@ -65,6 +67,7 @@ class Fleet:
         self._classes = Classes(class_limits)
         self._ttft_alpha = ttft_alpha
         self._stale_after_s = stale_after_s
+        self._patience = patience
         self._trust = trust
         self._coverage = Coverage()
         self._load = LoadReports()
@@ -78,6 +81,7 @@ class Fleet:
         *,
         ttft_alpha: float,
         stale_after_s: float,
+        patience: Patience,
         trust: Trust = NOTHING_ASKED,
         class_limits: Mapping[str, float] = _NO_CLASSES,
     ) -> None:
@@ -85,6 +89,7 @@ class Fleet:
         if class_limits != self._classes.limits:
             self._classes = Classes(class_limits)
         self._ttft_alpha, self._stale_after_s, self._trust = ttft_alpha, stale_after_s, trust
+        self._patience = patience
         for profile in self._profiles.values():
             profile.conduct.ttft.alpha = ttft_alpha
 
@@ -137,10 +142,23 @@ class Fleet:
         return self._tell_all()
 
     def settle(self, now: float) -> Sequence[Evidence]:
-        """Draw what follows from the passing of time: verdicts that did not come, ends that were lost."""
+        """Draw what follows from the passing of time: verdicts that did not come, ends that were lost, silence."""
         moments = self._load.settled(now)
-        for _, profile in sorted(self._profiles.items()):
+        profiles = [profile for _, profile in sorted(self._profiles.items())]
+        for profile in profiles:
             profile.settle(now, moments)
+        # What is not known of an endpoint itself is taken from the slowest of the others.
+        ttfts_s = [profile.usual_ttft_s(now) for profile in profiles]
+        answers_s = [profile.conduct.liveness.usual_answer_s(now) for profile in profiles]
+        slowest_ttft_s = max((ttft_s for ttft_s in ttfts_s if ttft_s is not None), default=None)
+        slowest_answer_s = max((answer_s for answer_s in answers_s if answer_s is not None), default=None)
+        for profile, ttft_s, answer_s in zip(profiles, ttfts_s, answers_s, strict=True):
+            profile.conduct.suspect(
+                now,
+                self._patience,
+                slowest_ttft_s if ttft_s is None else ttft_s,
+                slowest_answer_s if answer_s is None else answer_s,
+            )
         return self._tell_all()
 
     def snapshot(self, now: float) -> PoolSnapshot:

@@ -107,6 +107,7 @@ class StreamRead:
     gaps_s: tuple[float, ...]  # from each chunk that carried generated content to the next; 0 if they came together
     finished: bool  # it ended as its protocol says ([DONE], message_stop, a finish_reason)
     verdict: Verdict | None  # of an error event after the first token
+    cut_short: bool = False  # it ended cleanly, and not as its protocol says
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     AttemptStarted: lambda o: (o.at, 2, o.address, o.request_id, _maybe(o.prompt_bytes), _maybe(o.streamed)),
     FirstToken: lambda o: (o.at, 3, o.address, o.request_id),
     Rejected: lambda o: (o.at, 4, o.address, o.request_id, repr(o)),
-    StreamRead: lambda o: (o.at, 5, o.address, o.request_id, o.gaps_s, o.finished, o.verdict or ""),
+    StreamRead: lambda o: (o.at, 5, o.address, o.request_id, o.gaps_s, o.finished, o.verdict or "", o.cut_short),
     AttemptEnded: lambda o: (
         o.at,
         6,

@@ -82,6 +82,8 @@ class Profile:
     def read(self, now: float, read: SignalsRead) -> None:
         if self._is_news(read):
             at = min(now, read.at)
+            if (generated_since := self._readings.generated_since(read)) is not None:
+                self.conduct.liveness.alive(generated_since)
             self._readings.take(at, read)
             self._progress.take(at, read.signals)
             if read.signals.generated_tokens is not None:
@@ -157,9 +159,15 @@ class Profile:
             signals_unknown=readings.unknown,
             signal_origins=readings.origins,
             custom=queried.custom,
+            newest_sent_at=ledger.newest_started_at,
             in_flight_reported=reported,
             lease_difference=self._lease_difference,
         )
+
+    def usual_ttft_s(self, now: float) -> float | None:
+        """What is slow for a first token here [s]: the P99 of the last minute, or the mean of what came before."""
+        p99_s = self.pace.ttft_p99_s(now)
+        return self.conduct.ttft.value(now) if p99_s is None else p99_s
 
     def remember(self, now: float) -> ProfileMemory:
         ttft, errors = self.conduct.ttft, self.conduct.errors

@@ -190,6 +190,14 @@ class Readings:
             moved("generated_tokens") < 0 or moved("preemptions") < 0 or moved("process_start") > PROCESS_START_JITTER_S
         )
 
+    def generated_since(self, read: SignalsRead) -> float | None:
+        """When its source was last read, if the engine has generated tokens between then and a new reading."""
+        source = self._sources.get(read.source)
+        if source is None or source.at is None or source.read is None:
+            return None
+        before, after = source.read.signals.generated_tokens, read.signals.generated_tokens
+        return source.at if before is not None and after is not None and after > before else None
+
     def take(self, at: float, read: SignalsRead) -> None:
         """Take in a reading of `at`. A failed one leaves the last good one."""
         self._sources.setdefault(read.source, _Source()).take(at, read)

@@ -50,6 +50,7 @@ class EndpointView:
     error_samples: float = 0.0  # decayed number of attempts behind it
     in_flight: int = 0
     awaiting_token: int = 0  # of these, streams that have not shown a token
+    newest_sent_at: float | None = None  # when the newest of them was sent
     outstanding_prompt_bytes: int = 0  # of attempts that have not shown a token
     prompt_bytes_sent: int = 0  # of all attempts since this incarnation began
     oldest_wait_s: float = 0.0  # of a stream without a token; fading, of one whose client gave up

@@ -255,7 +255,18 @@ class Shaping(Strict):
     breaker_failures: Annotated[int, Field(ge=1, le=1000)] = Field(
         3, description="Failures in a row that open the breaker."
     )
-    breaker_open_s: Positive = Field(30, description="After that it is half open: one attempt decides.")
+    breaker_error_share: Share = Field(
+        0.05,
+        description="A larger share of failures opens the breaker too, if it is twice that of the other endpoints. "
+        "0 takes any failure for too many; 1 leaves it to the failures in a row.",
+    )
+    breaker_error_sample: Annotated[int, Field(ge=2, le=10_000)] = Field(
+        20, description="Attempts, within about half a minute, that a share of failures needs to count."
+    )
+    breaker_open_s: Positive = Field(
+        30, description="After that it is half open: one attempt decides. If that fails, it opens for twice as long,"
+    )
+    breaker_open_cap_s: Positive = Field(240, description="and at most so long.")
     kv_limit: Share = Field(
         0.85,
         description="No new work at this KV usage while another endpoint has room. "
@@ -273,6 +284,48 @@ class Shaping(Strict):
 
     def flaws(self) -> Iterator[Flaw]:
         yield from _falling(self, "cool_down_min_s", "cool_down_max_s", "cool_down_cap_s")
+        yield from _falling(self, "breaker_open_s", "breaker_open_cap_s")
+
+
+class Signs(Strict):
+    """Signs of death beyond errors. Each opens the endpoint's breaker, and a token or an answer closes it."""
+
+    silent_after_s: Positive = Field(
+        3, description="An endpoint is silent if all that was sent to it waits, without a token or an answer, so long,"
+    )
+    silent_factor: Annotated[float, Field(ge=1, le=1000)] = Field(
+        3, description="and so many times as long as its P99, more for a long prompt."
+    )
+    stalled_after_s: Positive = Field(
+        30,
+        description="It is stalled if streams that are read whole show nothing more, and nothing else does, for so "
+        "long. Sequences that vLLM had preempted were silent for 24 s.",
+    )
+
+
+class Answer(Strict):
+    """An answer that Envoy gives itself, in the shape of the API that was asked."""
+
+    message: Annotated[str, Field(min_length=1, max_length=1000)] = Field(description="What people are told.")
+    status: Annotated[int, Field(ge=500, le=599)] = Field(503, description="Status code.")
+    retry_after_s: Annotated[int, Field(ge=1, le=86_400)] = Field(5, description="When to come again, as Retry-After.")
+
+
+class Fallback(Strict):
+    """Who serves in place of a pool: exactly one of `pool`, `address` and `answer`."""
+
+    pool: Name | None = Field(None, description="Another pool; its engines must know the names that reach them.")
+    address: HostPort | None = Field(None, description="A cache, or a gateway elsewhere, over plain HTTP.")
+    answer: Answer | None = Field(None, description="A static answer. Nothing after it is ever reached.")
+
+    def flaws(self) -> Iterator[Flaw]:
+        if sum(each is not None for each in (self.pool, self.address, self.answer)) != 1:
+            yield Flaw("a fallback is exactly one of pool, address and answer", ())
+
+    @property
+    def name(self) -> str:
+        """What headers and metrics call it."""
+        return self.pool or self.address or "answer"
 
 
 class Balancing(Strict):
@@ -433,10 +486,19 @@ class Pool(Strict):
     )
     interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(100, description="How often weights are computed.")
     shaping: Shaping = Field(default_factory=Shaping)
+    signs: Signs = Field(default_factory=Signs)
     balancing: Balancing = Field(default_factory=Balancing)
     retries: Retries = Field(default_factory=Retries)
     signals: SignalSources = Field(default_factory=SignalSources)
     probe: Probe = Field(default_factory=Probe)
+    fallbacks: tuple[Fallback, ...] = Field(
+        (), description="Who serves while the pool is out, in this order. Empty: nobody, so then all endpoints are in."
+    )
+    spill_below: Share = Field(
+        0,
+        description="With less than this part of its capacity in, a pool keeps proportionately less of its work, and "
+        "its fallbacks get the rest. 0 keeps all of it until nothing is in.",
+    )
 
     def flaws(self) -> Iterator[Flaw]:
         if not self.endpoints and self.discovery is None:
@@ -453,6 +515,11 @@ class Pool(Strict):
             )
         yield from unreadable_terms(self)
         yield from class_flaws(self)
+        for index, fallback in enumerate(self.fallbacks):
+            if fallback.answer is not None and index + 1 < len(self.fallbacks):
+                yield Flaw("nothing after an answer is ever reached: put it last", ("fallbacks", index, "answer"))
+        for flaw in _used_twice("fallback", "fallbacks", [fallback.name for fallback in self.fallbacks]):
+            yield Flaw(flaw.message, flaw.at[0][:-1] if flaw.at else ())
 
     @property
     def class_limits(self) -> Mapping[str, float]:
@@ -541,6 +608,7 @@ class Policy(Strict):
         yield from self._unreached_globs()
         yield from self._shared_addresses()
         yield from self._unmet_needs()
+        yield from self._unknown_fallbacks()
         if self.ext_proc.workers > 1 and self.services.ext_proc.startswith("unix:"):
             yield Flaw(
                 "ext_proc.workers above 1 need services.ext_proc on TCP, as in 127.0.0.1:18001: "
@@ -566,6 +634,16 @@ class Policy(Strict):
             for unmet in unmet_needs(pool, self.ext_proc):
                 yield Flaw(unmet, ("pools", index, "scoring", "law"))
 
+    def _unknown_fallbacks(self) -> Iterator[Flaw]:
+        names = [pool.name for pool in self.pools]
+        for index, pool in enumerate(self.pools):
+            for position, fallback in enumerate(pool.fallbacks):
+                place = ("pools", index, "fallbacks", position, "pool")
+                if fallback.pool == pool.name:
+                    yield Flaw("a pool cannot stand in for itself", place)
+                elif fallback.pool is not None and fallback.pool not in names:
+                    yield Flaw(f"{quoted(fallback.pool)} is no pool; there is {', '.join(names)}", place)
+
     def _shared_addresses(self) -> Iterator[Flaw]:
         ours = [(("listen", "port"), self.listen.socket)]
         ours += [(("services", name), getattr(self.services, name)) for name in Services.model_fields]
@@ -584,6 +662,12 @@ class Policy(Strict):
                     yield Flaw(
                         f"{quoted(endpoint.address)} is where Envoy listens: requests would go in a circle",
                         ("pools", index, "endpoints", position, "address"),
+                    )
+            for position, fallback in enumerate(pool.fallbacks):
+                if fallback.address is not None and _collide(fallback.address, self.listen.socket):
+                    yield Flaw(
+                        f"{quoted(fallback.address)} is where Envoy listens: requests would go in a circle",
+                        ("pools", index, "fallbacks", position, "address"),
                     )
 
 

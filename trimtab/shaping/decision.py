@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from trimtab.fleet.observation import ProbeResult
+from trimtab.fleet.signs import Sign
 from trimtab.fleet.snapshot import EndpointId, EndpointView
 
 
@@ -81,3 +82,4 @@ class PoolDecision:
     changed: bool
     classes: tuple[str, ...] = ()  # names, short to long
     bytes_per_token: float | None = None  # see `PoolSnapshot`
+    signs: tuple[tuple[EndpointId, Sign], ...] = ()  # of death, that were seen since the last step

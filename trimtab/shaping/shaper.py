@@ -6,6 +6,7 @@ from math import isfinite
 from random import Random
 
 from trimtab.fleet.conduct import Judged, ProbeHeard, Spoke
+from trimtab.fleet.signs import Sign, Suspected
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.policy.model import Shaping
 from trimtab.policy.prometheus import CustomSignal
@@ -23,6 +24,9 @@ NO_LONG_PROMPTS = "no_long_prompts"  # a custom signal's action
 # The floor never gives an endpoint more than this part of what it would get by capacity alone, so that it
 # stays a floor in a large pool and does not load a weak endpoint.
 _FLOOR_OF_CAPACITY = 0.5
+# An endpoint whose share of failures is that of the others, times less than this, is not to blame for it: callers
+# whose requests fail everywhere would open every breaker.
+_STANDS_OUT = 2.0
 # All half-open endpoints together get no more than this by their floors: in a pool of many dead ones each try is
 # an attempt that most likely fails, and a request has only so many.
 _HALF_OPEN_TOTAL = 0.05
@@ -65,11 +69,13 @@ class Shaper:
         """Measure the first decision against the weights that Envoy most likely still has."""
         self._pushed = (pushed,)
 
-    def hear(self, evidence: Judged | Spoke | ProbeHeard) -> None:
+    def hear(self, evidence: Judged | Spoke | Suspected | ProbeHeard) -> None:
         """Take in what an attempt, or a probe, said of its endpoint."""
         match evidence:
             case Judged():
                 self._standing(evidence.at, evidence.endpoint).judged(evidence, self.numbers, self._rng)
+            case Suspected():
+                self._standing(evidence.at, evidence.endpoint).suspected(evidence, self.numbers)
             case Spoke():
                 self._standing(evidence.at, evidence.endpoint).spoke(evidence.at, evidence.started_at)
             case ProbeHeard():
@@ -79,6 +85,7 @@ class Shaper:
         """Judge a pool by `law`, and shape what it says into weights."""
         now, views = pool.at, pool.endpoints
         self._standings = {view.id: self._standing(now, view.id) for view in views}
+        self._open_breakers(now)
         holds = self._holds(now, views)
         held = frozenset(id for id, hold in holds.items() if hold)
         barred = self._barred(pool, holds)
@@ -127,13 +134,28 @@ class Shaper:
                 )
             )
         names = tuple(one.name for one in pool.classes)
-        return PoolDecision(pool.pool, now, tuple(decisions), changed, names, pool.bytes_per_token)
+        signs = tuple((id, sign) for id, standing in self._standings.items() for sign in standing.take_signs())
+        return PoolDecision(pool.pool, now, tuple(decisions), changed, names, pool.bytes_per_token, signs)
 
     def _standing(self, now: float, endpoint: EndpointId) -> Standing:
         known = self._standings.get(endpoint)
         if known is None:
             known = self._standings[endpoint] = Standing(now, NEW_ENDPOINT)
         return known
+
+    def _open_breakers(self, now: float) -> None:
+        """Open the breakers of endpoints that fail for more than the policy's share, and more than the others."""
+        numbers = self.numbers
+        recent = {id: standing.recent(now) for id, standing in self._standings.items()}
+        all_failed = sum(failed for failed, _ in recent.values())
+        all_sent = sum(sent for _, sent in recent.values())
+        for id, (failed, sent) in recent.items():
+            if sent < numbers.breaker_error_sample or failed <= numbers.breaker_error_share * sent:
+                continue
+            others_failed, others_sent = all_failed - failed, all_sent - sent
+            if failed * others_sent > _STANDS_OUT * others_failed * sent or others_sent < 1:
+                why = f"{failed / sent:.0%} of its latest {sent:.0f} attempts failed"
+                self._standings[id].open(now, Sign.ERROR_SHARE, why, numbers)
 
     def _holds(self, now: float, views: Sequence[EndpointView]) -> Holds:
         """What holds each endpoint back; a full KV cache does only while another is known to have room."""
@@ -152,7 +174,7 @@ class Shaper:
             used = {id: reading.value if reading else None for id, reading in readings.items()}
             for id in self._gathering.park(now, used, signal, is_whole=not any(holds.values())):
                 reason = f"{State.PARKED}: {signal.name} of all endpoints is below {signal.below:g}"
-                holds[id] = Hold(State.PARKED, None, reason)
+                holds[id] = Hold(State.PARKED, None, reason, tries=True)
         return holds
 
     def _hold(self, now: float, view: EndpointView) -> Hold | None:
@@ -163,7 +185,7 @@ class Shaper:
         standing.read_limits(view.custom, self.limits)
         if why := standing.past_limit("drain"):
             return Hold(State.DRAINING, None, f"{State.DRAINING}: {why}")
-        return standing.hold(now)
+        return standing.hold(now, view.newest_sent_at)
 
     def _barred(self, pool: PoolSnapshot, holds: Holds) -> frozenset[EndpointId]:
         """Those that take nothing of the longest class, as long as one that is in is not among them."""
@@ -215,7 +237,7 @@ class Shaper:
         return dict(zip(takers, floored(raw, floors), strict=True))
 
     def _takes_work(self, id: EndpointId, hold: Hold | None) -> bool:
-        return hold is None or hold.state in _AT_THE_FLOOR or self._standings[id].leaned_on > 0
+        return hold is None or hold.tries or self._standings[id].leaned_on > 0
 
     def _leniency(self, now: float, id: EndpointId, hold: Hold) -> float:
         """0..1: less for one that is out for longer than an ordinary cool-down."""

@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from trimtab.fleet.conduct import Judged
 from trimtab.fleet.judgement import Judgement
 from trimtab.fleet.queried import CustomReading
+from trimtab.fleet.signs import Sign, Suspected
 from trimtab.policy.model import Shaping
 from trimtab.policy.prometheus import CustomSignal
-from trimtab.shaping.breaker import LONGEST_OPEN, Breaker, BreakerState
+from trimtab.shaping.breaker import Breaker, BreakerState
 from trimtab.shaping.cooldown import CoolDown
 from trimtab.shaping.decision import State
 from trimtab.shaping.liveness import Liveness, LivenessMemory
@@ -34,11 +35,12 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why an endpoint gets less than its share: nothing at all, or, half-open, the floor."""
+    """Why an endpoint gets less than its share: nothing at all, or the floor."""
 
     state: State
     until: float | None
     reason: str
+    tries: bool = False  # it gets the floor: parked, or half-open and the attempt that decides is yet to be sent
 
 
 class StandingMemory(BaseModel):
@@ -73,6 +75,7 @@ class Standing:
         self._past = _NONE  # custom signals past their limits -> action, and why
         self.leaned_on = 0.0  # 0..1, the part of its work that it keeps while it is held
         self._accused = False  # since the last step
+        self._signs: list[Sign] = []  # since they were taken last
 
     def judged(self, judged: Judged, numbers: Shaping, rng: Random) -> None:
         """Take in what an attempt said of the endpoint."""
@@ -80,11 +83,15 @@ class Standing:
             case Judgement.REFUSED:
                 self._cool_down.refused(judged.at, judged.retry_after_s, numbers, rng)
             case Judgement.LEAVING:
+                self._signs.append(Sign.LEAVING)
                 self._leaving_until = max(self._leaving_until, judged.at + numbers.cool_down_cap_s)
             case Judgement.FAILURE:
-                self._breaker.failed(judged.at, judged.started_at, numbers)
+                if judged.sign is not None:
+                    self._signs.append(judged.sign)
+                if self._breaker.failed(judged.at, judged.started_at, numbers):
+                    self._signs.append(Sign.FAILURES)
             case Judgement.SUCCESS:
-                self._breaker.succeeded(judged.started_at)
+                self._breaker.succeeded(judged.at, judged.started_at, generated=judged.generated)
                 return
             case _:
                 return
@@ -96,8 +103,32 @@ class Standing:
         self._breaker.spoke(started_at)
         self.liveness.spoke(at, started_at)
 
-    def hold(self, now: float) -> Hold | None:
-        """Why the endpoint is held back at `now`; None if it is not."""
+    def suspected(self, suspected: Suspected, numbers: Shaping) -> None:
+        """Take in that the endpoint is taken for dead."""
+        self._signs.append(suspected.sign)
+        if self._breaker.suspect(suspected.at, suspected.since, numbers):
+            self._why[Judgement.FAILURE] = suspected.why
+
+    def recent(self, now: float) -> tuple[float, float]:
+        """How many attempts failed of late, of how many."""
+        return self._breaker.recent(now)
+
+    def open(self, now: float, sign: Sign, why: str, numbers: Shaping) -> None:
+        """Open the breaker, which is closed."""
+        self._signs.append(sign)
+        self._why[Judgement.FAILURE] = why
+        self._breaker.open(now, numbers)
+
+    def take_signs(self) -> Sequence[Sign]:
+        """The signs of death that were seen since this was asked last."""
+        signs, self._signs = self._signs, []
+        return signs
+
+    def hold(self, now: float, newest_sent_at: float | None = None) -> Hold | None:
+        """Why the endpoint is held back at `now`; None if it is not.
+
+        `newest_sent_at` is when the newest of the attempts in flight was sent.
+        """
         breaker = self._breaker.state(now)
         if now < self._leaving_until:
             return self._out(now, State.DRAINING, self._leaving_until, Judgement.LEAVING)
@@ -109,9 +140,11 @@ class Standing:
             return self._out(now, State.COOLING, self._cool_down.until, Judgement.REFUSED)
         if breaker is BreakerState.HALF_OPEN:
             why = self._why.get(Judgement.FAILURE, "failures")
-            return Hold(State.HALF_OPEN, None, f"half-open: {why}; the next attempt decides")
+            tries = newest_sent_at is None or newest_sent_at <= self._breaker.until
+            decides = "the next attempt decides" if tries else "an attempt under way decides"
+            return Hold(State.HALF_OPEN, None, f"half-open: {why}; {decides}", tries)
         if self.liveness.state is State.HALF_OPEN:
-            return Hold(State.HALF_OPEN, None, self.liveness.reason)
+            return Hold(State.HALF_OPEN, None, self.liveness.reason, tries=True)
         return None
 
     def lean_on(self, hold: Hold | None, all_out: bool) -> None:
@@ -179,10 +212,12 @@ class Standing:
         standing._cool_down.until = when(memory.cooling_until, numbers.cool_down_cap_s)
         standing._cool_down.repeats = memory.cool_down_repeats
         standing._leaving_until = when(memory.leaving_until, numbers.cool_down_cap_s)
-        standing._breaker.failures = memory.breaker_failures
-        standing._breaker.openings = min(memory.breaker_openings, LONGEST_OPEN)
-        standing._breaker.opened_at = when(memory.breaker_opened_at, 0.0)
-        standing._breaker.until = when(memory.breaker_until, numbers.breaker_open_s * LONGEST_OPEN)
+        standing._breaker.recall(
+            failures=memory.breaker_failures,
+            openings=memory.breaker_openings,
+            opened_at=when(memory.breaker_opened_at, 0.0),
+            until=when(memory.breaker_until, numbers.breaker_open_cap_s),
+        )
         standing._why = dict(memory.why)
         standing.leaned_on = memory.leaned_on
         standing.liveness = Liveness.recall(now, memory.liveness)

@@ -21,6 +21,7 @@ alone.
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any as Json
 from urllib.parse import quote
@@ -61,8 +62,15 @@ from envoy_data_plane.google.protobuf import Any
 
 from trimtab.datapath import Asked, route_name
 from trimtab.policy.model import Listen, Policy, Pool, Retries
-from xds_server.resources import globs
-from xds_server.resources.local_replies import REASON_HEADER, error_body
+from xds_server.resources import fallbacks, globs
+from xds_server.resources.local_replies import (
+    ANTHROPIC_BAD_REQUEST,
+    ANTHROPIC_PATH,
+    BAD_REQUEST,
+    REASON_HEADER,
+    anthropic_error_body,
+    error_body,
+)
 from xds_server.resources.request_body import (
     JSON_CONTENT_TYPE,
     METADATA_NAMESPACE,
@@ -110,24 +118,32 @@ def _routes(policy: Policy) -> Iterator[Route]:
         yield from _model_list(policy)
     catch_all = next((pool for pool in policy.pools if "*" in pool.models), None)
     for pool in policy.pools:
-        yield from _pool_routes(policy.listen, pool, [] if pool is catch_all else [_model_is_served_by(pool)])
+        yield from _pool_routes(policy, pool, [] if pool is catch_all else [_model_is_served_by(pool)])
         if pool is catch_all:
             return
-    yield _unknown_model()
+    yield from _unknown_model()
     if len(policy.pools) > 1:
-        yield _refused_body("unread-body", UNREAD_KEY, _UNREAD)
-        yield _refused_body("model-missing", NO_MODEL_KEY, _MODEL_MISSING, param="model")
-    yield from _pool_routes(policy.listen, policy.pools[0], [])
+        yield from _refused_body("unread-body", UNREAD_KEY, _UNREAD)
+        yield from _refused_body("model-missing", NO_MODEL_KEY, _MODEL_MISSING, param="model")
+    yield from _pool_routes(policy, policy.pools[0], [])
 
 
-def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) -> Iterator[Route]:
+def _pool_routes(policy: Policy, pool: Pool, conditions: list[MetadataMatcher]) -> Iterator[Route]:
+    if pool.fallbacks:
+        yield from fallbacks.answer_route(pool, conditions)
     for number in reversed(range(len(pool.clusters))):
-        yield from _cluster_routes(listen, pool, number, conditions)
+        yield from _cluster_routes(policy, pool, number, conditions)
 
 
-def _cluster_routes(listen: Listen, pool: Pool, number: int, conditions: list[MetadataMatcher]) -> Iterator[Route]:
-    action = RouteAction(
-        cluster=pool.clusters[number],
+def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[MetadataMatcher]) -> Iterator[Route]:
+    listen, cluster = policy.listen, pool.clusters[number]
+    if pool.fallbacks:
+        others = {other.name: other for other in policy.pools}
+        serves = RouteAction(weighted_clusters=fallbacks.weighted_clusters(pool, cluster, others))
+    else:
+        serves = RouteAction(cluster=cluster)
+    action = replace(
+        serves,
         timeout=timedelta(0),
         idle_timeout=timedelta(seconds=listen.stream_idle_timeout_s),
         max_stream_duration=RouteActionMaxStreamDuration(max_stream_duration=timedelta(seconds=listen.max_stream_s)),
@@ -213,33 +229,42 @@ def _other_paths(listen: Listen) -> Route:
     )
 
 
-def _unknown_model() -> Route:
+def _unknown_model() -> Iterator[Route]:
     name = f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:{MODEL_KEY}):256%"
-    return _refusal(
-        "unknown-model",
-        RouteMatch(prefix="/", dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]),
-        error_body(f"The model `{name}` does not exist. {_SEE_MODELS}", "NotFoundError", 404, param="model"),
-    )
+    message = f"The model `{name}` does not exist. {_SEE_MODELS}"
+    for prefix, body in (
+        (ANTHROPIC_PATH, anthropic_error_body(message, "not_found_error")),
+        ("/", error_body(message, "NotFoundError", 404, param="model")),
+    ):
+        yield _refusal(
+            "unknown-model",
+            RouteMatch(prefix=prefix, dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]),
+            body,
+        )
 
 
-def _refused_body(name: str, key: str, message: str, param: str | None = None) -> Route:
+def _refused_body(name: str, key: str, message: str, param: str | None = None) -> Iterator[Route]:
     """What calls itself JSON and of which `key` is noted."""
-    return _refusal(
-        name,
-        RouteMatch(
-            prefix="/",
-            headers=[
-                HeaderMatcher(name=":method", string_match=StringMatcher(exact="POST")),
-                HeaderMatcher(
-                    name="content-type",
-                    string_match=StringMatcher(safe_regex=RegexMatcher(regex=JSON_CONTENT_TYPE)),
-                ),
-            ],
-            dynamic_metadata=[_metadata(key, ValueMatcher(bool_match=True))],
-        ),
-        error_body(message, "BadRequestError", 400, param=param),
-        status=400,
-    )
+    for prefix, body in (
+        (ANTHROPIC_PATH, anthropic_error_body(message, ANTHROPIC_BAD_REQUEST)),
+        ("/", error_body(message, BAD_REQUEST, 400, param=param)),
+    ):
+        yield _refusal(
+            name,
+            RouteMatch(
+                prefix=prefix,
+                headers=[
+                    HeaderMatcher(name=":method", string_match=StringMatcher(exact="POST")),
+                    HeaderMatcher(
+                        name="content-type",
+                        string_match=StringMatcher(safe_regex=RegexMatcher(regex=JSON_CONTENT_TYPE)),
+                    ),
+                ],
+                dynamic_metadata=[_metadata(key, ValueMatcher(bool_match=True))],
+            ),
+            body,
+            status=400,
+        )
 
 
 _UNREAD = (

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 _OTHER_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 _NATIVE_TEXTS = ("content", "text", "text_output")  # llama.cpp /completion, SGLang /generate, Triton
+_NATIVE_KEYS = frozenset({*_NATIVE_TEXTS, "token", "generated_text", "meta_info", "stop", "usage"})
 _GAVE_UP = ("error", "abort")  # reasons to finish that are the engine's, not the answer's
+_TYPES = ("message", "content_block", "ping", "error", "response.")  # what types of events begin with
 _MAX_CHOICES = 128  # of one answer that are told apart
 
 
@@ -16,6 +18,7 @@ class Meaning(NamedTuple):
     token: bool = False  # it carries generated content
     done: bool = False  # the answer is complete
     failed: bool = False  # the engine reports a failure
+    foreign: bool = False  # it is of no protocol that is known here
 
 
 class Interpreter:
@@ -96,7 +99,7 @@ class Interpreter:
         if kind.startswith("response.") and kind.endswith(".delta"):
             counts = self._count_reasoning or ".reasoning" not in kind
             return Meaning(token=counts and (bool(event.get("delta")) or "arguments" in kind))
-        return Meaning()
+        return Meaning(foreign=not kind.startswith(_TYPES))
 
     def _has_text(self, block: Any) -> bool:
         if not isinstance(block, dict):
@@ -116,4 +119,5 @@ def _read_native(event: Mapping[str, Any]) -> Meaning:
         token=any(isinstance(text, str) and text for text in texts),
         done=bool(reason) or event.get("stop") is True or isinstance(event.get("generated_text"), str),
         failed=gave_up,
+        foreign=_NATIVE_KEYS.isdisjoint(event),
     )

@@ -73,7 +73,7 @@ class Metrics(XdsEvents):
         self._now = now
         self._pools: dict[str, _Pool] = {}
         self._first_tokens = FirstTokens()
-        self._observers: dict[str, tuple[float, int, int, int]] = {}
+        self._observers: dict[str, dict[Counter, float]] = {}
         self._connected_at: dict[str, float] = {}
         self._observed_at: dict[str, float] = {}  # the first observation of a pool since its last step
         self._turn: _Turn | None = None
@@ -117,14 +117,22 @@ class Metrics(XdsEvents):
         if decision.changed and observed_at is not None:
             self._turn = _Turn(observed_at, self._now())
 
-    def observer(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
+    def observer(
+        self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
+    ) -> None:
         """The counters of an observing process since its start; one that falls has begun anew."""
-        last = self._observers.pop(observer, (0.0, 0, 0, 0))
-        self._observers[observer] = (cpu_seconds, watched, dropped, faults)
+        last = self._observers.pop(observer, {})
+        self._observers[observer] = {
+            self._observation_cpu: cpu_seconds,
+            self._watched: watched,
+            self._dropped: dropped,
+            self._faults.labels("observation"): faults,
+            **{self._gated.labels(release): count for release, count in gated.items()},
+        }
         if len(self._observers) > _OBSERVERS_MAX:
             del self._observers[next(iter(self._observers))]
-        counters = (self._observation_cpu, self._watched, self._dropped, self._faults.labels("observation"))
-        for counter, value, before in zip(counters, self._observers[observer], last, strict=True):
+        for counter, value in self._observers[observer].items():
+            before = last.get(counter, 0)
             counter.inc(value - before if value >= before else value)
 
     def watch_share(self, percent: float) -> None:
@@ -378,6 +386,12 @@ class Metrics(XdsEvents):
             "trimtab_observation_cpu_seconds", "CPU time used by observing processes.", registry=registry
         )
         self._watched = Counter("trimtab_attempts_watched", "Streamed answers that were watched.", registry=registry)
+        self._gated = Counter(
+            "trimtab_gate_releases",
+            "Streamed answers that the first-token gate has held, by why it let go of them.",
+            ("release",),
+            registry=registry,
+        )
         self._dropped = Counter(
             "trimtab_observations_dropped",
             "Observations lost to a full buffer, or dropped because they were malformed.",

@@ -3,7 +3,7 @@
 import pytest
 
 from ext_proc.verdict import RejectionReader
-from ext_proc.watch import Attempt, StreamWatch
+from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
 from tests.harness import DONE, event
 from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
 from trimtab.policy.model import Rejections
@@ -44,6 +44,30 @@ def test_it_is_found_in_any_pieces(size: int) -> None:
     text = b": ping\n\n" + event("", role="assistant") + event("hello")
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     assert [type(seen) for seen in play(watch(), *pieces, end=False)] == [FirstToken]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind"),
+    [
+        ((b": ping\n\n", event("", role="assistant")), None),
+        ((event("", role="assistant"), event("a")), OpeningKind.TOKEN),
+        ((event("", role="assistant"), DONE), OpeningKind.TOKEN),
+        ((event("", role="assistant"), ERROR), OpeningKind.ERROR),
+        ((event("a"), ERROR), OpeningKind.TOKEN),
+        ((b"data: {}\n\n",), OpeningKind.UNREAD),
+        ((b"data: {}\n\n", event("a")), OpeningKind.UNREAD),
+    ],
+)
+def test_how_an_answer_began_is_said_once(pieces: tuple[bytes, ...], kind: OpeningKind | None) -> None:
+    watched = watch(whole=True)
+    play(watched, *pieces, end=False)
+    assert (watched.opening and watched.opening.kind) == kind
+
+
+def test_an_answer_without_a_word_began_empty() -> None:
+    watched = watch()
+    play(watched, b": ping\n\n", b"")
+    assert watched.opening == Opening(OpeningKind.EMPTY, Verdict.UNAVAILABLE)
 
 
 def test_an_error_before_the_first_token_is_a_rejection() -> None:

@@ -175,7 +175,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
     metrics.acked("envoy-1", TypeUrl.EDS, "v1", 0.02)
     metrics.nacked("envoy-1", TypeUrl.CDS, "v1", "no such filter")
     metrics.pushed("envoy-1", "type.googleapis.com/somewhere.Else", 1, 1)
-    metrics.observer("ext-proc-1", 1.5, 40, 3, 2)
+    metrics.observer("ext-proc-1", 1.5, 40, 3, 2, {"token": 30, "error": 1})
     metrics.watch_share(25)
     metrics.fault("step")
     source = SourceStatus("http", 2, clock.at - 10, clock.at - 5, "HTTP 503", 3)
@@ -290,11 +290,13 @@ async def test_what_is_heard_of_unknown_pools_and_endpoints_is_not_counted(state
 
 async def test_counters_of_observers_add_up_over_restarts(metrics: Metrics) -> None:
     for counters in ((1.0, 10, 0, 0), (2.5, 20, 1, 4), (0.5, 2, 0, 1), (1.0, 4, 0, 2)):
-        metrics.observer("a", *counters)
-    metrics.observer("b", 10.0, 100, 5, 1)
+        metrics.observer("a", *counters, {"token": counters[1]})
+    metrics.observer("b", 10.0, 100, 5, 1, {"token": 3, "gone": 1})
     seen = await values(metrics)
     assert seen["trimtab_observation_cpu_seconds_total"] == pytest.approx(2.5 + 1.0 + 10)
     assert seen["trimtab_attempts_watched_total"] == 20 + 4 + 100
+    assert seen['trimtab_gate_releases_total{release="token"}'] == 20 + 4 + 3
+    assert seen['trimtab_gate_releases_total{release="gone"}'] == 1
     assert seen["trimtab_observations_dropped_total"] == 1 + 5
     assert seen['trimtab_faults_total{part="observation"}'] == 4 + 2 + 1
 

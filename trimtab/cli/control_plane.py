@@ -29,6 +29,7 @@ from trimtab.policy.model import Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision, State
 from trimtab.shaping.decision import ClassDecision
 from trimtab.shaping.spill import Spill, can_take, wants_tries
+from trimtab.v1.feedback_pb2 import PoolStates
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
 from xds_server.ads import AdsService, ClientRow
@@ -65,8 +66,8 @@ _READ_AT_START: Mapping[str, Callable[[Policy], object]] = {
 class ControlPlane:
     """Owns the pools and serves ADS, LRS, feedback and the admin pages while its context lasts.
 
-    Lives on one event loop. `on_policy` hears of each new policy that comes into force meanwhile. Raises PolicyError
-    if the policy's state file cannot be written.
+    Lives on one event loop. `on_policy` hears of each new policy that comes into force meanwhile, `on_states` of
+    what becomes of the endpoints. Raises PolicyError if the policy's state file cannot be written.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class ControlPlane:
         policy_file: PolicyFile,
         policy: Policy,
         on_policy: Callable[[Policy], None] = lambda policy: None,
+        on_states: Callable[[PoolStates], None] = lambda states: None,
     ) -> None:
         self._file = policy_file
         self._policy = self._first_policy = policy
         self._on_policy = on_policy
+        self._on_states = on_states
         self._state_file = _state_file(self._policy, policy_file.path)
         self._memory = self._state_file.read() if self._state_file else {}
         self._holds_changed = asyncio.Event()
@@ -167,7 +170,9 @@ class ControlPlane:
         """Say on /readyz that this process is about to end."""
         self._state.draining = True
 
-    def take_usage(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
+    def take_usage(
+        self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
+    ) -> None:
         """Take in the counters of one observing process, each since its start; to be called twice a second."""
         if not self._heartbeats.heard(time.time(), observer):
             self._observer_missed()
@@ -175,7 +180,7 @@ class ControlPlane:
         self._usage[observer] = (cpu_seconds, watched)
         if len(self._usage) > _OBSERVERS_MAX:
             del self._usage[next(iter(self._usage))]
-        self.metrics.observer(observer, cpu_seconds, watched, dropped, faults)
+        self.metrics.observer(observer, cpu_seconds, watched, dropped, faults, gated)
 
     def _lose_observer(self, observer: str) -> None:
         self._heartbeats.gone(observer)
@@ -257,16 +262,19 @@ class ControlPlane:
         return next((endpoint for endpoint in endpoints if endpoint.id.address == address), None)
 
     def _take_decision(self, decision: PoolDecision, step_s: float) -> None:
-        if _tell_changes(self._state.decisions.get(decision.pool), decision):
+        if holds_changed := _tell_changes(self._state.decisions.get(decision.pool), decision):
             self._holds_changed.set()
         self._state.decisions[decision.pool] = decision
         self.metrics.decided(decision, step_s)
         self._split(decision)
-        if decision.changed and self._cache.snapshot is not None:
+        if self._cache.snapshot is None:
+            return
+        if decision.changed:
             for cluster, body in _assignments(decision):
                 if cluster in self._cache.snapshot[TypeUrl.EDS]:
                     self._cache.assign(cluster, body)
-            self._feedback.publish(self._state.decisions.values())
+        if decision.changed or holds_changed:
+            self._on_states(self._feedback.publish(self._state.decisions.values()))
 
     def _split(self, decision: PoolDecision) -> None:
         """Say how much of a pool's work its fallbacks get."""

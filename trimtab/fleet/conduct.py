@@ -395,7 +395,8 @@ def _fits(event: Event, attempt: Attempt) -> bool:
                 and (ended is None or is_success(ended.status))
             )
         case Rejected(in_stream=True):
-            status_fits = ended is None or is_success(ended.status)
+            # The gate makes the error out of it that it is, and Envoy logs that.
+            status_fits = ended is None or ended.status > 0
             return status_fits and (attempt.rejected is None or attempt.rejected == event)
         case Rejected():
             status_fits = ended is None or ended.status == event.status

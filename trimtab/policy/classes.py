@@ -1,4 +1,4 @@
-"""Whether the length classes of a pool can be told apart, and what needs them has them."""
+"""Whether the length classes of a pool can be told apart, and have what they need."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -20,6 +20,12 @@ def class_flaws(pool: "Pool") -> Iterator[Flaw]:
             yield Flaw(
                 f"{quoted(name)} is already the name of classes[{names.index(name)}]; give each class its own",
                 ("classes", index, "name"),
+            )
+    for index, one in enumerate(pool.classes):
+        if one.first_token_deadline_ms is not None and not pool.gate.enabled:
+            yield Flaw(
+                "a first_token_deadline_ms needs the gate: set gate.enabled to true",
+                ("classes", index, "first_token_deadline_ms"),
             )
     if pool.signals.prometheus is not None and len(pool.classes) < 2:
         for index, signal in enumerate(pool.signals.prometheus.custom):

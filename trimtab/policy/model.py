@@ -343,11 +343,17 @@ class Balancing(Strict):
 
 
 class Retries(Strict):
-    """Retries before the first byte of an answer, always to another endpoint where there is one."""
+    """Retries before the first byte of an answer, always to another endpoint where there is one.
+
+    An engine that is full, broken or leaving is left for another; a caller's quota never is. Refusals are retried only
+    while another endpoint of the pool takes new work.
+    """
 
     attempts: Annotated[int, Field(ge=0, le=10)] = Field(2, description="Retries after the first attempt. 0 is none.")
     status_codes: tuple[Annotated[int, Field(ge=400, le=599)], ...] = Field(
-        (429, 502, 503, 529), description="Status codes that are retried. Empty retries no answer."
+        (429, 502, 503, 529),
+        description="Status codes that are retried when the answer does not say why. An unread 429 never is: most are "
+        "quotas. Empty retries such answers with no code.",
     )
     back_off_base_ms: Annotated[int, Field(ge=1, le=10_000)] = Field(
         25,
@@ -366,6 +372,36 @@ class LengthClass(Strict):
     up_to_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="Prompt tokens of its longest request, about. null: no limit, for the last class only."
     )
+    first_token_deadline_ms: Annotated[int, Field(ge=50, le=600_000)] | None = Field(
+        None, description="The gate's deadline for this class, whose prompts take their time; null: the gate's own."
+    )
+
+
+class Gate(Strict):
+    """The first-token gate: a streamed answer is held until its first token, so silence and errors can be retried.
+
+    Needs retries. Costs two calls to the ext_proc service for each streamed attempt, outside of its CPU budget.
+    """
+
+    enabled: bool = Field(False, description="Hold streamed answers until their first token.")
+    first_token_deadline_ms: Annotated[int, Field(ge=50, le=600_000)] = Field(
+        30_000,
+        description="A streamed attempt without a token for so long is given up for one on another endpoint. Choose "
+        "more than the queue of a healthy one takes.",
+    )
+    hedge: bool = Field(
+        False,
+        description="Let the late attempt run on beside the other one: the first token wins, the loser is cancelled. "
+        "Needs a deadline of 1000 or more; from half a second before it on, error answers are not retried.",
+    )
+
+    def flaws(self) -> Iterator[Flaw]:
+        if self.hedge and self.first_token_deadline_ms < 1000:
+            yield Flaw(
+                f"hedge needs a first_token_deadline_ms of 1000 or more, not {self.first_token_deadline_ms}",
+                ("first_token_deadline_ms",),
+                ("hedge",),
+            )
 
 
 class SignalNames(Strict):
@@ -488,7 +524,13 @@ class Pool(Strict):
     shaping: Shaping = Field(default_factory=Shaping)
     signs: Signs = Field(default_factory=Signs)
     balancing: Balancing = Field(default_factory=Balancing)
-    retries: Retries = Field(default_factory=Retries)
+    retries: Retries = Field(
+        default_factory=Retries, description="Before the first byte, always to another endpoint where there is one."
+    )
+    gate: Gate = Field(
+        default_factory=Gate,
+        description="Hold streamed answers until their first token, so that silence can be retried.",
+    )
     signals: SignalSources = Field(default_factory=SignalSources)
     probe: Probe = Field(default_factory=Probe)
     fallbacks: tuple[Fallback, ...] = Field(
@@ -512,6 +554,12 @@ class Pool(Strict):
                 "engine custom has no metrics until signals.names says which; or set signals.scrape to false",
                 ("signals", "names"),
                 ("engine",),
+            )
+        if self.gate.enabled and self.retries.attempts == 0:
+            yield Flaw(
+                "the gate has nothing to turn to without retries: set retries.attempts to 1 or more",
+                ("gate", "enabled"),
+                ("retries", "attempts"),
             )
         yield from unreadable_terms(self)
         yield from class_flaws(self)
@@ -615,6 +663,14 @@ class Policy(Strict):
                 "a unix socket has one owner",
                 ("services", "ext_proc"),
             )
+
+        for index, pool in enumerate(self.pools):
+            if pool.gate.enabled and self.ext_proc.workers > 1:
+                yield Flaw(
+                    "the gate needs one observer that sees all of an attempt: set ext_proc.workers to 1",
+                    ("pools", index, "gate", "enabled"),
+                    ("ext_proc", "workers"),
+                )
 
     def _unreached_globs(self) -> Iterator[Flaw]:
         for index, pool in enumerate(self.pools):

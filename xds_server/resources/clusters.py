@@ -76,7 +76,7 @@ def cluster(name: str, pool: Pool, ext_proc: ExtProc) -> Cluster:
                     explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
                         http_protocol_options=Http1ProtocolOptions()
                     ),
-                    http_filters=upstream_filters(ext_proc),
+                    http_filters=upstream_filters(pool, ext_proc),
                 )
             )
         },

@@ -36,6 +36,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
 from envoy_data_plane.envoy.config.route.v3 import (
     DirectResponseAction,
     HeaderMatcher,
+    HedgePolicy,
     RetryPolicy,
     RetryPolicyRetryBackOff,
     RetryPolicyRetryHostPredicate,
@@ -60,7 +61,7 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
 from envoy_data_plane.envoy.type.v3 import Int64Range
 from envoy_data_plane.google.protobuf import Any
 
-from trimtab.datapath import Asked, route_name
+from trimtab.datapath import RETRY_HEADER, Asked, route_name
 from trimtab.policy.model import Listen, Policy, Pool, Retries
 from xds_server.resources import fallbacks, globs
 from xds_server.resources.local_replies import (
@@ -103,7 +104,7 @@ def route_configuration(policy: Policy) -> RouteConfiguration:
                 domains=["*"],
                 routes=list(_routes(policy)),
                 request_body_buffer_limit=policy.listen.max_body_mib << 20,
-                response_headers_to_remove=list(_ENGINE_CORS_HEADERS),
+                response_headers_to_remove=[*_ENGINE_CORS_HEADERS, RETRY_HEADER],
                 typed_per_filter_config=_body_limit(policy.listen) | _cors(policy.listen),
             )
         ],
@@ -142,14 +143,18 @@ def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[Me
         serves = RouteAction(weighted_clusters=fallbacks.weighted_clusters(pool, cluster, others))
     else:
         serves = RouteAction(cluster=cluster)
-    action = replace(
-        serves,
-        timeout=timedelta(0),
-        idle_timeout=timedelta(seconds=listen.stream_idle_timeout_s),
-        max_stream_duration=RouteActionMaxStreamDuration(max_stream_duration=timedelta(seconds=listen.max_stream_s)),
-        retry_policy=_retry_policy(pool.retries),
-    )
     for asked, condition in _ASKED.items():
+        deadline = _first_token_deadline(pool, asked, number)
+        action = replace(
+            serves,
+            timeout=timedelta(0),
+            idle_timeout=timedelta(seconds=listen.stream_idle_timeout_s),
+            max_stream_duration=RouteActionMaxStreamDuration(
+                max_stream_duration=timedelta(seconds=listen.max_stream_s)
+            ),
+            retry_policy=_retry_policy(pool.retries, deadline),
+            hedge_policy=HedgePolicy(hedge_on_per_try_timeout=True) if deadline and pool.gate.hedge else None,
+        )
         yield Route(
             name=route_name(pool.name, asked),
             match=RouteMatch(prefix="/", headers=_longer_than(pool, number), dynamic_metadata=conditions + condition),
@@ -193,14 +198,25 @@ def _model_is_served_by(pool: Pool) -> MetadataMatcher:
     return _metadata(MODEL_KEY, matcher)
 
 
-def _retry_policy(retries: Retries) -> RetryPolicy | None:
+def _first_token_deadline(pool: Pool, asked: Asked, number: int) -> timedelta | None:
+    """How long an attempt may show no token. An answer that is not streamed takes as long as all of its tokens."""
+    if not pool.gate.enabled or asked is not Asked.STREAM:
+        return None
+    of_class = pool.classes[number].first_token_deadline_ms if pool.classes else None
+    return timedelta(milliseconds=of_class or pool.gate.first_token_deadline_ms)
+
+
+def _retry_policy(retries: Retries, first_token_deadline: timedelta | None) -> RetryPolicy | None:
     if retries.attempts == 0:
         return None
     return RetryPolicy(
         # None of these comes after a byte of an answer has passed, so no client sees parts of two answers.
-        retry_on="connect-failure,refused-stream,reset-before-request,reset,retriable-status-codes",
-        retriable_status_codes=list(retries.status_codes),
+        # Not status codes: which errors are worth it is not known before they are read (`observers`).
+        retry_on="connect-failure,refused-stream,reset-before-request,reset,retriable-headers",
+        retriable_headers=[HeaderMatcher(name=RETRY_HEADER, present_match=True)],
         num_retries=retries.attempts,
+        # Envoy's limit of the time to an answer's headers, and those are held until its first token.
+        per_try_timeout=first_token_deadline,
         retry_host_predicate=[
             RetryPolicyRetryHostPredicate(
                 name="envoy.retry_host_predicates.previous_hosts",

@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Debian's Prometheus, for tests: unpacked here, because its package would start a server of its own.
 PROMETHEUS := $(VENV)/prometheus
 
-.PHONY: venv demo prometheus test soak bench lint clean
+.PHONY: venv demo prometheus test soak live bench lint clean
 
 venv: $(STAMP)
 
@@ -33,11 +33,15 @@ prometheus: $(STAMP)
 
 # What measures real processes runs alone, or two would take each other's time.
 test: $(STAMP) lint prometheus
-	$(BIN)/python -m pytest -n 2 -m "not integration and not soak"
+	$(BIN)/python -m pytest -n 2 -m "not integration and not soak and not live"
 	$(BIN)/python -m pytest -m "integration and not soak"
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak
+
+# In front of real engines: docs/real-engines.md says how to install them.
+live: $(STAMP)
+	$(BIN)/python -m pytest -m live -rs tests/live
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench

@@ -14,7 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from ext_proc.quiet_log import QuietLog
-from trimtab.datapath import FIRST_BYTE_TAG, Asked, asked_by_route
+from trimtab.datapath import FIRST_BYTE_TAG, Asked, asked_by_route, pool_of_cluster
 from trimtab.fleet.observation import AttemptEnded, AttemptStarted, Observation, Outcome
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEn
         case data.AccessLogType.UpstreamPoolReady:
             return AttemptStarted(
                 at=_seconds(common.start_time),
-                pool=common.upstream_cluster,
+                pool=pool_of_cluster(common.upstream_cluster),
                 address=address,
                 request_id=entry.request.request_id,
                 prompt_bytes=_content_length(entry),
@@ -92,7 +92,7 @@ def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEn
             first_byte_us = common.custom_tags.get(FIRST_BYTE_TAG)
             return AttemptEnded(
                 at=started_at + _seconds(common.duration),
-                pool=common.upstream_cluster,
+                pool=pool_of_cluster(common.upstream_cluster),
                 address=address,
                 request_id=entry.request.request_id,
                 started_at=started_at,

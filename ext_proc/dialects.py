@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 _OTHER_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 _NATIVE_TEXTS = ("content", "text", "text_output")  # llama.cpp /completion, SGLang /generate, Triton
+_NATIVE_KEYS = frozenset({*_NATIVE_TEXTS, "token", "generated_text", "meta_info", "stop", "usage"})
 _GAVE_UP = ("error", "abort")  # reasons to finish that are the engine's, not the answer's
+_TYPES = ("message", "content_block", "ping", "error", "response.")  # what types of events begin with
 _MAX_CHOICES = 128  # of one answer that are told apart
 
 
@@ -16,6 +18,7 @@ class Meaning(NamedTuple):
     token: bool = False  # it carries generated content
     done: bool = False  # the answer is complete
     failed: bool = False  # the engine reports a failure
+    foreign: bool = False  # it is of no protocol that is known here
 
 
 class Interpreter:
@@ -24,12 +27,14 @@ class Interpreter:
     Generated content is text, a tool call (even one whose arguments are still empty), a refusal, audio, and
     reasoning unless `count_reasoning` is off. Role chunks, pings and usage are none. A text delta of "" that
     names no role and ends nothing is content: engines send it while a character of several bytes lacks some.
-    An answer of several choices is done when each of those that began has finished.
+    An answer of several choices is done when each of those that began has finished. `marks_end` says whether the
+    protocol, as far as it has been seen, has an end that is told.
     """
 
     def __init__(self, count_reasoning: bool) -> None:
         self._count_reasoning = count_reasoning
         self._open_choices: set[int] = set()
+        self.marks_end = False
 
     def read(self, event: Mapping[str, Any]) -> Meaning:
         """The meaning of the answer's next event."""
@@ -43,6 +48,7 @@ class Interpreter:
 
     def _read_choices(self, choices: list[Any]) -> Meaning:
         """OpenAI's chat and completion chunks."""
+        self.marks_end = True
         token = finished = failed = False
         for choice in choices:
             if not isinstance(choice, dict):
@@ -74,6 +80,7 @@ class Interpreter:
 
     def _read_typed(self, kind: str, event: Mapping[str, Any]) -> Meaning:
         """Anthropic's messages and OpenAI's Responses."""
+        self.marks_end = self.marks_end or kind in ("message_start", "response.created")
         match kind:
             case "content_block_delta":
                 delta = event.get("delta")
@@ -92,7 +99,7 @@ class Interpreter:
         if kind.startswith("response.") and kind.endswith(".delta"):
             counts = self._count_reasoning or ".reasoning" not in kind
             return Meaning(token=counts and (bool(event.get("delta")) or "arguments" in kind))
-        return Meaning()
+        return Meaning(foreign=not kind.startswith(_TYPES))
 
     def _has_text(self, block: Any) -> bool:
         if not isinstance(block, dict):
@@ -112,4 +119,5 @@ def _read_native(event: Mapping[str, Any]) -> Meaning:
         token=any(isinstance(text, str) and text for text in texts),
         done=bool(reason) or event.get("stop") is True or isinstance(event.get("generated_text"), str),
         failed=gave_up,
+        foreign=_NATIVE_KEYS.isdisjoint(event),
     )

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import grpc
 
@@ -41,8 +41,8 @@ class Reporter:
     news.
 
     `target` is the control plane's gRPC address (`host:port` or `unix:/path`), `observer` the name of
-    this process; `watched`, `faults` and `cpu_seconds` are counters since its start that go with every message.
-    Everything runs on one event loop; `report` is to be called on it.
+    this process; `watched`, `faults`, `gated` and `cpu_seconds` are counters since its start that go with every
+    message. Everything runs on one event loop; `report` is to be called on it.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Reporter:
         on_states: Callable[[pb.PoolStates], None] = lambda states: None,
         watched: Callable[[], int] = lambda: 0,
         faults: Callable[[], int] = lambda: 0,
+        gated: Callable[[], Mapping[str, int]] = dict,
         cpu_seconds: Callable[[], float] = time.process_time,
         capacity: int = 65_536,
         rng: random.Random | None = None,
@@ -62,6 +63,7 @@ class Reporter:
         self._on_states = on_states
         self._watched = watched
         self._faults = faults
+        self._gated = gated
         self._cpu_seconds = cpu_seconds
         self._capacity = capacity
         self._rng = rng or random.Random()
@@ -193,6 +195,7 @@ class Reporter:
             cpu_seconds=self._cpu_seconds(),
             watched=self._watched(),
             faults=self._faults(),
+            gated=self._gated(),
             run=self._run_id,
             first=self._next,
         )

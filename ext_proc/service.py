@@ -1,21 +1,27 @@
-"""The ext_proc service: sees what endpoints answer. Answers pass unchanged, whatever happens here."""
+"""The ext_proc service: sees what endpoints answer, and says which errors are retried. Faults here change no answer."""
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
 import zlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
+from ext_proc.gate import GONE, Meetings, Refusal, mark, settle
 from ext_proc.quiet_log import QuietLog
+from ext_proc.retries import RetryAdvice
 from ext_proc.verdict import MAX_BODY, RejectionReader
-from ext_proc.watch import Attempt, StreamWatch
-from trimtab.datapath import ROLE_HEADER, Role
-from trimtab.fleet.observation import Observation, Rejected
+from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
+from trimtab.datapath import ROLE_HEADER, Role, pool_of_cluster
+from trimtab.fleet.observation import Observation, Rejected, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +38,17 @@ class ExtProcCounters:
     read_whole: int = 0  # of these, the ones that were to be read to their end
     rejects: int = 0  # error answers
     faults: int = 0  # streams that could not be understood: a fault of ours
+    gated: Counter[str] = field(default_factory=Counter)  # answers that the gate has held, by opening or `GONE`
 
 
 class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     """Serves the upstream filters, told apart by their gRPC metadata (`trimtab.datapath.Role`).
 
-    It never answers a message: when it ends a stream, Envoy lets the rest of the answer pass. A watched
-    stream is ended as soon as its first token is known, so that the rest of an answer costs nothing;
-    `full_stream_percent` of them are read to the end. An error answer is held for `reject_timeout_s` at
-    most. `report` is called on the event loop and must not block.
+    When it ends a stream, Envoy lets the rest of the answer pass. A watched stream is ended as soon as its first token
+    is known, so that the rest of an answer costs nothing; `full_stream_percent` of them are read to the end. An error
+    answer is held for `reject_timeout_s` at most, and answered with a mark if `retries` says that it is worth another
+    attempt. A gated stream is held until its first token; one that begins with an error is answered with that error.
+    `report` is called on the event loop and must not block.
     """
 
     def __init__(
@@ -49,15 +57,18 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         rejections: RejectionReader,
         full_stream_percent: float,
         reject_timeout_s: float,
+        retries: RetryAdvice | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.rejections = rejections
+        self.retries = retries or RetryAdvice()
         self.full_stream_percent = full_stream_percent
         self.reject_timeout_s = reject_timeout_s
         self.counters = ExtProcCounters()
         self._report = report
         self._clock = clock
         self._quiet_log = QuietLog(log, clock)
+        self._meetings = Meetings()
 
     async def Process(
         self, request_iterator: AsyncIterator[pb.ProcessingRequest], context: grpc.aio.ServicerContext
@@ -65,15 +76,33 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         """One attempt. Envoy may end it at any time: that is no fault."""
         try:
             role = Role(dict(context.invocation_metadata() or ()).get(ROLE_HEADER, ""))
-            if role is Role.WATCH:
-                await self._watch(context)
-            else:
-                await self._reject(context, await_body=role is Role.REJECT)
+            match role:
+                case Role.WATCH | Role.WATCH_GATED:
+                    await self._watch(context, gated=role is Role.WATCH_GATED)
+                case Role.GATE:
+                    await self._gate(context)
+                case Role.REJECT | Role.REJECT_HEADERS:
+                    await self._reject(context, await_body=role is Role.REJECT)
         except Exception:  # noqa: BLE001  # an error status would make Envoy wait or fail over; the answer must pass
             self.counters.faults += 1
             self._quiet_log.exception("an ext_proc stream was not understood (%d so far)", self.counters.faults)
 
-    async def _watch(self, stream: grpc.aio.ServicerContext) -> None:
+    async def _gate(self, stream: grpc.aio.ServicerContext) -> None:
+        message = await stream.read()
+        if message is grpc.aio.EOF:
+            return
+        attempt = _attempt(message)
+        try:
+            opening = await self._meetings.meet(attempt)
+        except asyncio.CancelledError:
+            self.counters.gated[GONE] += 1
+            raise
+        self.counters.gated[opening.kind] += 1
+        if (refusal := Refusal.of(opening)) is not None:
+            retry = self._is_worth_a_retry(message, attempt, refusal.status, refusal.verdict)
+            await _write(stream, refusal.answer(retry=retry))
+
+    async def _watch(self, stream: grpc.aio.ServicerContext, *, gated: bool) -> None:
         message = await stream.read()
         if message is grpc.aio.EOF:
             return
@@ -84,16 +113,23 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         whole = self._is_read_whole(attempt.request_id)
         self.counters.read_whole += whole
         watch = StreamWatch(attempt, headers, self.rejections, whole=whole)
-        if message.response_headers.end_of_stream:
-            self._report(watch.take(self._clock(), b"", end=True))
-            return
-        while not watch.done and (message := await stream.read()) is not grpc.aio.EOF:
-            body = message.response_body
-            if seen := watch.take(self._clock(), body.body, body.end_of_stream):
-                self._report(seen)
+        opening = self._meetings.meet(attempt) if gated else None
+        try:
+            if message.response_headers.end_of_stream:
+                self._report(watch.take(self._clock(), b"", end=True))
+            while not watch.done and (message := await stream.read()) is not grpc.aio.EOF:
+                body = message.response_body
+                seen = watch.take(self._clock(), body.body, body.end_of_stream)
+                if opening is not None and watch.opening is not None:
+                    settle(opening, watch.opening)
+                if seen:
+                    self._report(seen)
+        finally:
+            if opening is not None:
+                settle(opening, watch.opening or Opening(OpeningKind.UNREAD))
 
     async def _reject(self, stream: grpc.aio.ServicerContext, *, await_body: bool) -> None:
-        message = await stream.read()
+        first = message = await stream.read()
         if message is grpc.aio.EOF:
             return
         loop = asyncio.get_running_loop()
@@ -114,7 +150,10 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
                 end = piece.end_of_stream
         finally:
             # Envoy stops waiting, or we do: then what is here must do.
-            self._report([self._judge(attempt, headers, bytes(body))])
+            rejected = self._judge(attempt, headers, bytes(body))
+            self._report([rejected])
+        retry = self._is_worth_a_retry(first, attempt, rejected.status, rejected.verdict)
+        await _write(stream, mark(retry=retry))
 
     def _judge(self, attempt: Attempt, headers: dict[str, str], body: bytes) -> Rejected:
         now = self._clock()
@@ -131,8 +170,18 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
             reason=judgement.rule,
         )
 
+    def _is_worth_a_retry(self, first: pb.ProcessingRequest, attempt: Attempt, status: int, verdict: Verdict) -> bool:
+        requested_at = first.attributes[_ATTRIBUTES].fields["request.time"].string_value
+        age_s = self._clock() - datetime.fromisoformat(requested_at).timestamp() if requested_at else math.inf
+        return self.retries.is_worth_it(attempt.pool, attempt.address, status, verdict, age_s)
+
     def _is_read_whole(self, request_id: str) -> bool:
         return zlib.crc32(request_id.encode()) % 10_000 < self.full_stream_percent * 100
+
+
+async def _write(stream: grpc.aio.ServicerContext, response: pb.ProcessingResponse) -> None:
+    with contextlib.suppress(grpc.aio.UsageError):  # that is, Envoy has ended the stream meanwhile
+        await stream.write(response)
 
 
 async def _next_piece(stream: grpc.aio.ServicerContext) -> pb.HttpBody | None:
@@ -148,9 +197,10 @@ def _attempt(message: pb.ProcessingRequest) -> Attempt:
     """Which attempt a stream is about, from its first message. Raises ValueError if that does not say."""
     fields = message.attributes[_ATTRIBUTES].fields
     attempt = Attempt(
-        pool=fields["xds.cluster_name"].string_value,
+        pool=pool_of_cluster(fields["xds.cluster_name"].string_value),
         address=fields["upstream.address"].string_value,
         request_id=fields["request.id"].string_value,
+        connection=fields["upstream.local_address"].string_value,
     )
     if not (attempt.pool and attempt.address and attempt.request_id):
         raise ValueError(f"attributes are missing: {attempt}")

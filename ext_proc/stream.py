@@ -43,7 +43,8 @@ class StreamReader:
     """Reads one answer. An answer that is no event stream gives no events.
 
     What counts as a token is told in `dialects.Interpreter`. Of an SSE event that says several things, TOKEN
-    is given first. Events that are no JSON, or above 1 MiB, are passed over.
+    is given first. Events that are no JSON, or above 1 MiB, are passed over. `foreign` is set once one was, or was of
+    no protocol that is known: then it cannot be said that there was no token.
     """
 
     def __init__(self, content_type: str, content_encoding: str, count_reasoning: bool = True) -> None:
@@ -52,6 +53,7 @@ class StreamReader:
         self._sse = SseParser()
         self._interpreter = Interpreter(count_reasoning)
         self._unparsable = 0
+        self.foreign = False
         self._decoder: Decoder | None
         try:
             self._decoder = Decoder(content_encoding)
@@ -61,6 +63,12 @@ class StreamReader:
         # a plain, non-empty string in the place of its text is a token too, and need not be parsed.
         self._head = self._tail = b""
         self._head_name = b""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether an answer that ends here without DONE is not whole: its protocol has a mark for that, and nothing was
+        passed over in which it may have been."""
+        return self._interpreter.marks_end and not self.malformed
 
     @property
     def malformed(self) -> int:
@@ -101,6 +109,7 @@ class StreamReader:
             said.append(_DONE)
             return
         meaning = self._understand(data)
+        self.foreign = self.foreign or meaning.foreign
         if meaning.token:
             said.append(_TOKEN)
         if meaning.failed:
@@ -126,5 +135,5 @@ class StreamReader:
             event = json.loads(data.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
             self._unparsable += 1
-            return Meaning()
-        return self._interpreter.read(event) if isinstance(event, dict) else Meaning()
+            return Meaning(foreign=True)
+        return self._interpreter.read(event) if isinstance(event, dict) else Meaning(foreign=True)

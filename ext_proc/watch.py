@@ -1,6 +1,7 @@
 """What is learned from one streamed answer as it passes: pure, chunks in, observations out."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ext_proc.stream import EventKind, StreamReader
 from ext_proc.verdict import RejectionReader
@@ -20,6 +21,25 @@ class Attempt:
     pool: str
     address: str
     request_id: str
+    connection: str = ""  # Envoy's end of it, `ip:port`: no other attempt of the request has it
+
+
+class OpeningKind(StrEnum):
+    """How a streamed answer began."""
+
+    TOKEN = "token"  # with a token, or it is complete without one
+    ERROR = "error"  # with an error event
+    EMPTY = "empty"  # it ended before it said anything
+    UNREAD = "unread"  # with something that cannot be read or is not known here
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The beginning of a streamed answer, up to what decides whether it is one."""
+
+    kind: OpeningKind
+    verdict: Verdict = Verdict.UNKNOWN  # of an error, or of nothing
+    data: bytes = b""  # the error event's
 
 
 class StreamWatch:
@@ -41,6 +61,7 @@ class StreamWatch:
         self._gaps_s: list[float] = []  # not reported yet
         self._part_at = 0.0
         self.done = False
+        self.opening: Opening | None = None  # None: not known yet
 
     def take(self, now: float, chunk: bytes, end: bool) -> list[Observation]:
         """The next piece of the body; `end` says that it was the last, so the answer ended cleanly."""
@@ -50,6 +71,7 @@ class StreamWatch:
                 case EventKind.TOKEN:
                     self._token(now, seen)
                 case EventKind.UNREADABLE:
+                    self._open(OpeningKind.UNREAD)
                     # The first piece of a body that cannot be read is the best sign of a first token.
                     if not self._began:
                         self._token(now, seen)
@@ -60,10 +82,13 @@ class StreamWatch:
                     self._finish(now, seen, finished=True)
             if self.done:
                 return seen
+        if self._reader.foreign:
+            self._open(OpeningKind.UNREAD)
         if end:
             if not self._began:
+                self._open(OpeningKind.EMPTY, Verdict.UNAVAILABLE)
                 seen.append(self._rejected(now, Verdict.UNAVAILABLE, None, "empty-stream"))
-            self._finish(now, seen, finished=False)
+            self._finish(now, seen, finished=False, cut_short=self._reader.is_unfinished)
         elif self._gaps_s and (now - self._part_at >= _PART_S or len(self._gaps_s) >= _PART_TOKENS):
             seen.append(self._read(now))
         return seen
@@ -71,6 +96,7 @@ class StreamWatch:
     def _token(self, now: float, seen: list[Observation]) -> None:
         if not self._began:
             self._began = True
+            self._open(OpeningKind.TOKEN)
             self._part_at = now
             self.done = not self._whole
             seen.append(FirstToken(now, self._attempt.pool, self._attempt.address, self._attempt.request_id))
@@ -83,15 +109,31 @@ class StreamWatch:
         if self._began:
             self._finish(now, seen, finished=False, verdict=judgement.verdict)
         else:
+            self._open(OpeningKind.ERROR, judgement.verdict, data)
             seen.append(self._rejected(now, judgement.verdict, judgement.retry_after_s, judgement.rule))
             self.done = True
 
-    def _finish(self, now: float, seen: list[Observation], *, finished: bool, verdict: Verdict | None = None) -> None:
+    def _finish(
+        self,
+        now: float,
+        seen: list[Observation],
+        *,
+        finished: bool,
+        verdict: Verdict | None = None,
+        cut_short: bool = False,
+    ) -> None:
         self.done = True
+        self._open(OpeningKind.TOKEN)
         if self._whole and self._began:
-            seen.append(self._read(now, finished=finished, verdict=verdict))
+            seen.append(self._read(now, finished=finished, verdict=verdict, cut_short=cut_short))
 
-    def _read(self, now: float, *, finished: bool = False, verdict: Verdict | None = None) -> StreamRead:
+    def _open(self, kind: OpeningKind, verdict: Verdict = Verdict.UNKNOWN, data: bytes = b"") -> None:
+        if self.opening is None:
+            self.opening = Opening(kind, verdict, data)
+
+    def _read(
+        self, now: float, *, finished: bool = False, verdict: Verdict | None = None, cut_short: bool = False
+    ) -> StreamRead:
         gaps_s = tuple(self._gaps_s)
         self._gaps_s.clear()
         self._part_at = now
@@ -103,6 +145,7 @@ class StreamWatch:
             gaps_s=gaps_s,
             finished=finished,
             verdict=verdict,
+            cut_short=cut_short,
         )
 
     def _rejected(self, now: float, verdict: Verdict, retry_after_s: float | None, reason: str) -> Rejected:

@@ -63,6 +63,7 @@ def to_proto(observation: Observation) -> pb.Observation:
                     gaps_s=observation.gaps_s,
                     finished=observation.finished,
                     verdict=None if observation.verdict is None else _VERDICTS[observation.verdict],
+                    cut_short=observation.cut_short,
                 )
             )
         case _:
@@ -143,6 +144,7 @@ def from_proto(message: pb.Observation) -> Observation | None:
                 gaps_s=tuple(read.gaps_s),
                 finished=read.finished,
                 verdict=late,
+                cut_short=read.cut_short,
             )
     return None
 

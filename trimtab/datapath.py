@@ -15,6 +15,9 @@ ROLE_HEADER: Final = "role"
 FIRST_BYTE_TAG: Final = "first_byte_us"
 """The access log's tag: microseconds from an attempt's start to the first byte of its answer's body."""
 
+RETRY_HEADER: Final = "x-trimtab-retry"
+"""The mark of an answer that is worth another attempt. The router obeys it; no client sees it."""
+
 WATCH_SHARE_KEY: Final = "trimtab.watch"
 """The runtime key of the share of attempts with a streamed answer that are watched."""
 
@@ -23,6 +26,8 @@ class Role(StrEnum):
     """Which of the upstream filters opened an ext_proc stream."""
 
     WATCH = "watch"  # a streamed answer, as it passes; replies are ignored
+    WATCH_GATED = "watch-gated"  # the same, while the gate holds it
+    GATE = "gate"  # the headers of a streamed answer; held until the stream is ended
     REJECT = "reject"  # an error answer with its body; held until the stream is ended
     REJECT_HEADERS = "reject-headers"  # the headers only of an error answer with a long body
 
@@ -33,6 +38,16 @@ class Asked(StrEnum):
     STREAM = "stream"
     UNARY = "unary"
     UNKNOWN = "unknown"  # no JSON body that could be read
+
+
+def cluster_name(pool: str, length_class: str | None = None) -> str:
+    """The name of Envoy's cluster of a pool, or of one of its length classes; its assignment has the same."""
+    return pool if length_class is None else f"{pool}/{length_class}"
+
+
+def pool_of_cluster(name: str) -> str:
+    """The pool of a cluster that `cluster_name` named."""
+    return name.partition("/")[0]
 
 
 def route_name(pool: str, asked: Asked) -> str:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trimtab.fleet.conduct import MEMORY_S, Evidence
 from trimtab.fleet.fleet import Fleet
+from trimtab.fleet.liveness import Patience
 from trimtab.fleet.observation import Observation
 from trimtab.fleet.profile import ProfileMemory
 from trimtab.fleet.queried import NOTHING_ASKED, Trust
@@ -18,6 +19,7 @@ from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import CustomSignal
 from trimtab.scoring import make_law
 from trimtab.shaping.decision import EndpointDecision, PoolDecision, State
+from trimtab.shaping.liveness import Watch
 from trimtab.shaping.ramp import NEW_ENDPOINT
 from trimtab.shaping.shaper import Shaper
 from trimtab.shaping.standing import Standing, StandingMemory
@@ -54,14 +56,16 @@ class PoolController:
             policy.name,
             ttft_alpha=self._law.ttft_alpha,
             stale_after_s=policy.signals.stale_after_s,
+            patience=_patience(policy),
             trust=_trust(policy),
+            class_limits=policy.class_limits,
         )
-        self._shaper = Shaper(policy.shaping, rng, limits=_limits(policy))
+        self._shaper = Shaper(policy.shaping, rng, limits=_limits(policy), watch=_watch(policy))
         self._uids: Mapping[str, str] = {}
         self._judged: frozenset[EndpointId] = frozenset()  # the endpoints of the last step
         memory = memory if isinstance(memory, Mapping) else {}
         self._memories = _parse(memory.get("endpoints"))
-        self._law_memory: Mapping[str, Any] | None = memory
+        self._memory: Mapping[str, Any] = memory
 
     def set_endpoints(self, now: float, endpoints: Sequence[EndpointSpec]) -> None:
         """Replace the set of endpoints. One that comes back after it was gone is a new incarnation."""
@@ -74,7 +78,7 @@ class PoolController:
         self._uids = uids
         self._shaper.out = {spec.address: spec.out for spec in endpoints if spec.out}
         self._fleet.set_endpoints(now, endpoints)
-        self._recall_law(now)
+        self._recall_learned(now)
         memories = dict(self._claim(now, (id for id in self._fleet.ids if id not in before)))
         # A pool that starts as a whole has nothing to be compared with, and ramps from nowhere.
         start = 100.0 if not before and not memories else NEW_ENDPOINT
@@ -98,9 +102,14 @@ class PoolController:
             self._law = law
         self._policy = policy
         self._fleet.reconfigure(
-            ttft_alpha=self._law.ttft_alpha, stale_after_s=policy.signals.stale_after_s, trust=_trust(policy)
+            ttft_alpha=self._law.ttft_alpha,
+            stale_after_s=policy.signals.stale_after_s,
+            patience=_patience(policy),
+            trust=_trust(policy),
+            class_limits=policy.class_limits,
         )
         self._shaper.numbers, self._shaper.limits = policy.shaping, _limits(policy)
+        self._shaper.watch = _watch(policy)
 
     def observe(self, now: float, observations: Sequence[Observation]) -> None:
         """Take in observations of this pool, in any order; those of equal time have a defined order."""
@@ -136,6 +145,7 @@ class PoolController:
             "at": now,
             "endpoints": {address: memory.model_dump(mode="json") for address, memory in sorted(memories.items())},
             "law": {"name": self._law.name, "memory": self._law.remember()},
+            "bytes_per_token": self._fleet.token_ratio.value,
         }
 
     def _hear(self, evidence: Iterable[Evidence]) -> None:
@@ -154,17 +164,20 @@ class PoolController:
             if memory.is_fresh(now):
                 yield id, memory
 
-    def _recall_law(self, now: float) -> None:
-        memory, self._law_memory = self._law_memory, None
+    def _recall_learned(self, now: float) -> None:
+        """What was learned of the pool as a whole, once."""
+        memory, self._memory = self._memory, {}
         match memory:
-            case {
-                "at": int() | float() as at,
-                "law": {"name": self._law.name, "memory": Mapping() as learned},
-            }:
-                if now - MEMORY_S <= at <= now:
-                    self._law.recall(learned)
-            case _:
+            case {"at": int() | float() as at} if now - MEMORY_S <= at <= now:
                 pass
+            case _:
+                return
+        match memory:
+            case {"law": {"name": self._law.name, "memory": Mapping() as learned}}:
+                self._law.recall(learned)
+        match memory:
+            case {"bytes_per_token": int() | float() as ratio}:
+                self._fleet.token_ratio.recall(ratio)
 
 
 def _are_two(uid: str, other: str) -> bool:
@@ -183,9 +196,19 @@ def _trust(policy: Pool) -> Trust:
     )
 
 
+def _patience(policy: Pool) -> Patience:
+    signs = policy.signs
+    return Patience(signs.silent_after_s, signs.silent_factor, signs.stalled_after_s)
+
+
 def _limits(policy: Pool) -> tuple[CustomSignal, ...]:
     section = policy.signals.prometheus
-    return () if section is None else tuple(signal for signal in section.custom if signal.action == "drain")
+    return () if section is None else tuple(signal for signal in section.custom if signal.action != "term")
+
+
+def _watch(policy: Pool) -> Watch:
+    probe = policy.probe
+    return Watch(probing=probe.interval_s > 0, frozen_s=probe.frozen_after_s(policy.engine))
 
 
 def _parse(entries: object) -> dict[str, _Memory]:

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -45,7 +45,7 @@ def admin_app(state: AdminState, metrics: Metrics, *, now: Callable[[], float] =
     async def endpoints(request: web.Request) -> web.Response:
         sources = state.sources()
         pools = {
-            name: _pool(decision, state.unresolved(name), sources.get(name), now())
+            name: _pool(decision, state.unresolved(name), sources.get(name), state.splits.get(name), now())
             for name, decision in state.decisions.items()
         }
         return _json({"pools": pools})
@@ -75,17 +75,25 @@ def admin_app(state: AdminState, metrics: Metrics, *, now: Callable[[], float] =
     return app
 
 
-def _pool(decision: PoolDecision, unresolved: Sequence[str], source: SourceStatus | None, now: float) -> Json:
+def _pool(
+    decision: PoolDecision,
+    unresolved: Sequence[str],
+    source: SourceStatus | None,
+    split: Mapping[str, float] | None,
+    now: float,
+) -> Json:
     """A pool on `/endpoints`: when it was decided, and every endpoint in the order of addresses.
 
     `unresolved` are those that have no address: their names do not resolve. `discovery` is null for a pool that
-    the policy lists.
+    the policy lists, and `split` for one without fallbacks.
     """
     return {
         "at": decision.at,
         "age_s": now - decision.at,
+        "bytes_per_token": decision.bytes_per_token,
         "discovery": source and _source(source, now),
         "unresolved": list(unresolved),
+        "split": split,
         "endpoints": [_endpoint(endpoint) for endpoint in decision.endpoints],
     }
 
@@ -115,6 +123,10 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "takes_work": decision.takes_work,
         "weight": decision.weight,
         "share": decision.share,
+        "classes": {
+            one.name: {"takes_work": one.takes_work, "weight": one.weight, "share": one.share}
+            for one in decision.classes
+        },
         "score": decision.score,
         "prediction_error": decision.prediction_error,
         "shaped_score": decision.shaped_score,
@@ -143,6 +155,7 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "in_flight_reported": view.in_flight_reported,
         "lease_difference": view.lease_difference,
         "awaiting_token": view.awaiting_token,
+        "newest_sent_at": view.newest_sent_at,
         "outstanding_prompt_bytes": view.outstanding_prompt_bytes,
         "prompt_bytes_sent": view.prompt_bytes_sent,
         "oldest_wait_s": view.oldest_wait_s,
@@ -150,6 +163,9 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "signals_age_s": view.signals_age_s,
         "signals_unknown": dict(view.signals_unknown),
         "signal_origins": {signal: asdict(origin) for signal, origin in view.signal_origins.items()},
+        "moved_at": view.moved_at,
+        "frozen_s": view.frozen_s,
+        "probe": asdict(decision.probe),
         "custom": {name: asdict(reading) for name, reading in view.custom.items()},
     }
 

@@ -1,12 +1,13 @@
 """The latest decisions as gauges, read whole at each scrape: nothing of an endpoint outlives it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from trimtab.fleet.rates import Spread
 from trimtab.pool import EndpointDecision, State
+from trimtab.shaping.decision import ClassDecision
 from xds_server.state import AdminState
 
 _LABELS = ("pool", "endpoint")
@@ -117,12 +118,27 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
         "Mean of the times between tokens of the last ten seconds, by the engine's own metrics.",
         lambda e: _mean(e.view.engine_inter_token_s),
     ),
+    (
+        "frozen_seconds",
+        "How long the engine's own counters have stood still although it says that it has work.",
+        lambda e: e.view.frozen_s,
+    ),
     ("signals_age_seconds", "Age of the engine's last good reading.", lambda e: e.view.signals_age_s),
 )
 
+# What each length class has of its own, in a pool that has classes.
+_OF_CLASS: Mapping[str, Callable[[ClassDecision], float]] = {
+    "weight": lambda c: c.weight,
+    "share_ratio": lambda c: c.share,
+    "takes_work": lambda c: c.takes_work,
+}
+
 
 class DecisionCollector(Collector):
-    """Yields the gauges of all pools' endpoints; the label `endpoint` is the name in the policy."""
+    """Yields the gauges of all pools' endpoints; the label `endpoint` is the name in the policy.
+
+    What is told of each length class has its name as the label `class`.
+    """
 
     def __init__(self, state: AdminState) -> None:
         self._state = state
@@ -135,12 +151,26 @@ class DecisionCollector(Collector):
         ]
         for name, documentation, value_of in _GAUGES:
             family = GaugeMetricFamily(f"trimtab_endpoint_{name}", documentation, labels=_LABELS)
+            of_class = _OF_CLASS.get(name)
             for where, endpoint in rows:
+                if of_class is not None and endpoint.classes:
+                    for one in endpoint.classes:
+                        labels = dict(zip((*_LABELS, "class"), (*where, one.name), strict=True))
+                        family.add_sample(family.name, labels, of_class(one))
+                    continue
                 value = value_of(endpoint)
                 if value is not None:
                     family.add_metric(where, value)
             yield family
 
+        ratios = GaugeMetricFamily(
+            "trimtab_pool_bytes_per_token",
+            "Bytes of a request's body for each prompt token, by what the engines count.",
+            labels=_LABELS[:1],
+        )
+        for decision in list(self._state.decisions.values()):
+            if decision.bytes_per_token is not None:
+                ratios.add_metric((decision.pool,), decision.bytes_per_token)
         lost = GaugeMetricFamily(
             "trimtab_endpoint_lost_points",
             "Points of the score that the endpoint loses, by term.",
@@ -156,4 +186,12 @@ class DecisionCollector(Collector):
                 lost.add_metric((*where, term), points)
             for state in State:
                 states.add_metric((*where, state), endpoint.state is state)
-        yield from (lost, states)
+        splits = GaugeMetricFamily(
+            "trimtab_split_ratio",
+            "Part of the requests to a pool with fallbacks that the pool itself, and each of them, gets.",
+            labels=("pool", "to"),
+        )
+        for pool, split in list(self._state.splits.items()):
+            for to, part in split.items():
+                splits.add_metric((pool, to), part)
+        yield from (ratios, lost, states, splits)

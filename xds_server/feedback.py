@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -43,7 +43,7 @@ class FeedbackService(FeedbackServicer):
     """Serves `Feedback.Exchange` to any number of observers.
 
     `on_observations` gets every observation once and in order per observer. `on_usage(observer,
-    cpu_seconds, watched, dropped, faults)` gets the counters of an observer's process, at least twice a second;
+    cpu_seconds, watched, dropped, faults, gated)` gets the counters of an observer's process, at least twice a second;
     `dropped` includes observations that came malformed. `on_gone(observer)` is told when its connection ended.
     Everything runs on the event loop of the `grpc.aio` server.
     """
@@ -51,7 +51,7 @@ class FeedbackService(FeedbackServicer):
     def __init__(
         self,
         on_observations: Callable[[Sequence[Observation]], None],
-        on_usage: Callable[[str, float, int, int, int], None],
+        on_usage: Callable[[str, float, int, int, int, Mapping[str, int]], None],
         on_gone: Callable[[str], None],
     ) -> None:
         self._on_observations = on_observations
@@ -62,12 +62,13 @@ class FeedbackService(FeedbackServicer):
         self._states: pb.PoolStates | None = None
         self._closed = False
 
-    def publish(self, decisions: Iterable[PoolDecision]) -> None:
-        """Tell all observers the newest decision of every pool."""
+    def publish(self, decisions: Iterable[PoolDecision]) -> pb.PoolStates:
+        """Tell all observers the newest decision of every pool. Returns what they are told."""
         self._states = states_to_proto(decisions)
         for stream in self._streams:
             stream.states = self._states
             stream.news.set()
+        return self._states
 
     def close(self) -> None:
         """End all streams in good order, so that a server's stop need not wait for its grace."""
@@ -128,7 +129,7 @@ class FeedbackService(FeedbackServicer):
             # First of all: that an observer is back is to be known before what it brings is judged.
             if math.isfinite(batch.cpu_seconds):
                 lost = batch.dropped + observer.malformed
-                self._on_usage(batch.observer, batch.cpu_seconds, batch.watched, lost, batch.faults)
+                self._on_usage(batch.observer, batch.cpu_seconds, batch.watched, lost, batch.faults, dict(batch.gated))
             if observations:
                 self._on_observations(observations)
         except Exception:

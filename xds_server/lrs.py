@@ -7,14 +7,17 @@ When a report does not come, nothing is known.
 import asyncio
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import chain
 
 import grpc.aio
 from envoy.config.core.v3.address_pb2 import Address
-from envoy.config.endpoint.v3.load_report_pb2 import ClusterStats, UpstreamEndpointStats
+from envoy.config.endpoint.v3.load_report_pb2 import ClusterStats, EndpointLoadMetricStats, UpstreamEndpointStats
 from envoy.service.load_stats.v3 import lrs_pb2_grpc
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsRequest, LoadStatsResponse
 
+from trimtab.datapath import pool_of_cluster
 from trimtab.fleet.observation import LoadReported, SignalsRead
 from xds_server.sources.orca import orca_reading
 
@@ -25,8 +28,8 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
     """Turns load reports into observations. Lives on one event loop.
 
     `on_load` gets all observations of a report at once: the loads, and what engines said in their answers' headers.
-    It must not block or raise. Clusters for which `is_pool` is false are left out. `interval_s` is how often an Envoy
-    is asked to report; it honours 0.25 s.
+    It must not block or raise. The clusters of a pool are told as one; those of what is no pool by `is_pool` are left
+    out. `interval_s` is how often an Envoy is asked to report; it honours 0.25 s.
     """
 
     def __init__(
@@ -84,29 +87,38 @@ class LrsService(lrs_pb2_grpc.LoadReportingServiceServicer):  # type: ignore[mis
 
     def _report(self, node: str, report: LoadStatsRequest) -> None:
         now = time.time()
-        told: list[LoadReported | SignalsRead] = []
+        by_pool: dict[str, list[ClusterStats]] = defaultdict(list)
         for cluster in report.cluster_stats:
-            if self._is_pool(cluster.cluster_name):
-                told.append(LoadReported(now, cluster.cluster_name, node, _in_flight(cluster)))
-                told += _readings(now, cluster)
+            if self._is_pool(pool := pool_of_cluster(cluster.cluster_name)):
+                by_pool[pool].append(cluster)
+        told: list[LoadReported | SignalsRead] = []
+        for pool, clusters in by_pool.items():
+            told.append(LoadReported(now, pool, node, _in_flight(clusters)))
+            told += _readings(now, pool, clusters)
         if told:
             self._on_load(told)
 
 
-def _in_flight(cluster: ClusterStats) -> dict[str, int]:
+def _in_flight(clusters: Sequence[ClusterStats]) -> Counter[str]:
     """Requests in progress by address; endpoints that are idle may be left out."""
-    return {address: stats.total_requests_in_progress for address, stats in _endpoints(cluster)}
+    in_flight: Counter[str] = Counter()
+    for address, stats in _endpoints(clusters):
+        in_flight[address] += stats.total_requests_in_progress
+    return in_flight
 
 
-def _readings(now: float, cluster: ClusterStats) -> Iterator[SignalsRead]:
+def _readings(now: float, pool: str, clusters: Sequence[ClusterStats]) -> Iterator[SignalsRead]:
     """What engines told in their answers' headers."""
-    for address, stats in _endpoints(cluster):
-        if (reading := orca_reading(now, cluster.cluster_name, address, stats.load_metric_stats)) is not None:
+    told: dict[str, list[EndpointLoadMetricStats]] = defaultdict(list)
+    for address, stats in _endpoints(clusters):
+        told[address] += stats.load_metric_stats
+    for address, load_metrics in told.items():
+        if (reading := orca_reading(now, pool, address, load_metrics)) is not None:
             yield reading
 
 
-def _endpoints(cluster: ClusterStats) -> Iterator[tuple[str, UpstreamEndpointStats]]:
-    for locality in cluster.upstream_locality_stats:
+def _endpoints(clusters: Sequence[ClusterStats]) -> Iterator[tuple[str, UpstreamEndpointStats]]:
+    for locality in chain.from_iterable(cluster.upstream_locality_stats for cluster in clusters):
         for stats in locality.upstream_endpoint_stats:
             if (address := _address(stats.address)) is not None:
                 yield address, stats

@@ -16,6 +16,7 @@ from trimtab.fleet.observation import (
     FirstToken,
     Observation,
     Outcome,
+    Probed,
     Rejected,
     SignalsRead,
 )
@@ -72,7 +73,7 @@ class Metrics(XdsEvents):
         self._now = now
         self._pools: dict[str, _Pool] = {}
         self._first_tokens = FirstTokens()
-        self._observers: dict[str, tuple[float, int, int, int]] = {}
+        self._observers: dict[str, dict[Counter, float]] = {}
         self._connected_at: dict[str, float] = {}
         self._observed_at: dict[str, float] = {}  # the first observation of a pool since its last step
         self._turn: _Turn | None = None
@@ -107,18 +108,31 @@ class Metrics(XdsEvents):
         """A step was made, and took so long; if it `changed`, it is about to be pushed."""
         self._stepped.add(decision.pool)
         self._step.labels(decision.pool).observe(step_seconds)
+        if decision.signs:
+            names = {endpoint.id: endpoint.view.name for endpoint in decision.endpoints}
+            for id, sign in decision.signs:
+                self._counted.add((decision.pool, names[id]))
+                self._signs.labels(decision.pool, names[id], sign).inc()
         observed_at = self._observed_at.pop(decision.pool, None)
         if decision.changed and observed_at is not None:
             self._turn = _Turn(observed_at, self._now())
 
-    def observer(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
+    def observer(
+        self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
+    ) -> None:
         """The counters of an observing process since its start; one that falls has begun anew."""
-        last = self._observers.pop(observer, (0.0, 0, 0, 0))
-        self._observers[observer] = (cpu_seconds, watched, dropped, faults)
+        last = self._observers.pop(observer, {})
+        self._observers[observer] = {
+            self._observation_cpu: cpu_seconds,
+            self._watched: watched,
+            self._dropped: dropped,
+            self._faults.labels("observation"): faults,
+            **{self._gated.labels(release): count for release, count in gated.items()},
+        }
         if len(self._observers) > _OBSERVERS_MAX:
             del self._observers[next(iter(self._observers))]
-        counters = (self._observation_cpu, self._watched, self._dropped, self._faults.labels("observation"))
-        for counter, value, before in zip(counters, self._observers[observer], last, strict=True):
+        for counter, value in self._observers[observer].items():
+            before = last.get(counter, 0)
             counter.inc(value - before if value >= before else value)
 
     def watch_share(self, percent: float) -> None:
@@ -195,6 +209,10 @@ class Metrics(XdsEvents):
                 ttft_s = self._first_tokens.ended(seen)
             case Rejected():
                 self._rejections.labels(*where, seen.verdict).inc()
+            case Probed():
+                self._probes.labels(*where, seen.result).inc()
+                if seen.ttft_s is not None:
+                    self._probe_ttft.labels(*where).observe(seen.ttft_s)
             case SignalsRead() if seen.source == SCRAPE:
                 self._scrapes.labels(*where).inc()
                 if seen.error:
@@ -218,7 +236,16 @@ class Metrics(XdsEvents):
         decisions = self._state.decisions
         present = {(name, e.view.name) for name, decision in decisions.items() for e in decision.endpoints}
         for pool, name in self._counted - present:
-            for metric in (self._ttft, self._attempts, self._rejections, self._scrapes, self._scrape_errors):
+            for metric in (
+                self._ttft,
+                self._attempts,
+                self._rejections,
+                self._signs,
+                self._scrapes,
+                self._scrape_errors,
+                self._probes,
+                self._probe_ttft,
+            ):
                 metric.remove_by_labels({"pool": pool, "endpoint": name})
             for metric in (self._routed, self._latency):
                 metric.remove_by_labels({"pool": pool, "backend": name})
@@ -255,6 +282,12 @@ class Metrics(XdsEvents):
             (*endpoint, "verdict"),
             registry=registry,
         )
+        self._signs = Counter(
+            "trimtab_signs",
+            "Signs of death of an endpoint, by kind; docs/failures.md says what follows from each.",
+            (*endpoint, "sign"),
+            registry=registry,
+        )
         self._scrapes = Counter(
             "trimtab_scrapes",
             "Readings of the engine's own metrics, the failed ones too.",
@@ -266,6 +299,19 @@ class Metrics(XdsEvents):
             "Readings of the engine's own metrics that failed.",
             endpoint,
             registry=registry,
+        )
+        self._probes = Counter(
+            "trimtab_probes",
+            "Probes that were answered or given up, by what they found.",
+            (*endpoint, "result"),
+            registry=registry,
+        )
+        self._probe_ttft = Histogram(
+            "trimtab_probe_ttft_seconds",
+            "From the start of a probe to its token. Probes are not in trimtab_ttft_seconds.",
+            endpoint,
+            registry=registry,
+            buckets=_TTFT_BUCKETS,
         )
         self._queries = Counter(
             "trimtab_prometheus_queries",
@@ -340,6 +386,12 @@ class Metrics(XdsEvents):
             "trimtab_observation_cpu_seconds", "CPU time used by observing processes.", registry=registry
         )
         self._watched = Counter("trimtab_attempts_watched", "Streamed answers that were watched.", registry=registry)
+        self._gated = Counter(
+            "trimtab_gate_releases",
+            "Streamed answers that the first-token gate has held, by why it let go of them.",
+            ("release",),
+            registry=registry,
+        )
         self._dropped = Counter(
             "trimtab_observations_dropped",
             "Observations lost to a full buffer, or dropped because they were malformed.",

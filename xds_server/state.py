@@ -15,6 +15,7 @@ class AdminState:
 
     policy: Policy
     decisions: dict[str, PoolDecision] = field(default_factory=dict)  # the latest one of each pool
+    splits: dict[str, Mapping[str, float]] = field(default_factory=dict)  # who gets which part, of pools with fallbacks
     ready: bool = False  # a first snapshot was published
     draining: bool = False  # this process and its Envoy are about to end
     clients: Callable[[], Sequence[ClientRow]] = list  # the Envoys connected now

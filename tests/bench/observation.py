@@ -30,7 +30,8 @@ from trimtab.policy import load_policy
 from trimtab.policy.model import Retries
 from xds_server.bootstrap import render_bootstrap
 
-VARIANTS: dict[str, float | None] = {"bare": None, "100 %": 100, "20 %": 20, "5 %": 5, "off": 0}
+GATED = "gated"
+VARIANTS: dict[str, float | None] = {"bare": None, GATED: 100, "100 %": 100, "20 %": 20, "5 %": 5, "off": 0}
 """The share of answers that are watched; None is an Envoy without Trimtab. The access log is on in all others."""
 
 _EVENTS = "".join(
@@ -72,7 +73,14 @@ async def start(name: str, percent: float | None, upstream: str, folder: Path, s
         **on_free_ports(),
         # Out of reach, so that the share is what the variant says.
         "ext_proc": {"sample_percent": percent, "cpu_budget_cores": 64},
-        "pools": [{"name": "m", "endpoints": [{"address": upstream}], "signals": {"scrape": False}}],
+        "pools": [
+            {
+                "name": "m",
+                "endpoints": [{"address": upstream}],
+                "signals": {"scrape": False},
+                "gate": {"enabled": name == GATED},
+            }
+        ],
     }
     serve = Trimtab(folder, "serve", policy)
     stack.push_async_callback(serve.stop)

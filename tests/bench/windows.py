@@ -1,16 +1,33 @@
-"""What the windows of an endpoint cost: observations per second on one core, and memory when all are full.
+"""What is kept of an endpoint: observations per second on one core, and memory when all windows are full.
 
-python -m tests.bench.windows
+python -m tests.bench.windows [--endpoints 1000]
 """
 
+import argparse
+import gc
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
-from trimtab.fleet.observation import Signals
+from trimtab.fleet.observation import (
+    AttemptEnded,
+    AttemptStarted,
+    FirstToken,
+    LoadReported,
+    Observation,
+    Outcome,
+    Signals,
+    SignalsRead,
+    StreamRead,
+)
 from trimtab.fleet.pace import Pace
 from trimtab.fleet.rates import RateWindow
+from trimtab.policy.model import Pool
+from trimtab.pool import EndpointSpec, PoolController
+from trimtab.sim.kinds import KINDS
+from trimtab.sim.metrics import MetricsPage
+from xds_server.sources import PageNames, page_names, read_page
 
 _MEMORY_S = 600.0
 _COUNT = 200_000
@@ -68,14 +85,79 @@ def mixed_per_s() -> float:
     return _COUNT / (time.process_time() - begun)
 
 
-def kib(endpoints: int = 20) -> float:
-    """Memory of one endpoint's windows when all of them are full, KiB."""
+class _Engine:
+    """What is seen of one busy endpoint whose engine is a vLLM, second by second."""
+
+    def __init__(self, address: str, names: PageNames, random: Random) -> None:
+        self._address = address
+        self._names = names
+        self._random = random
+        self._page = MetricsPage("m", KINDS["a100"], 0.0)
+        self._number = 0
+
+    def attempts(self, second: float, count: int, stream: int) -> Iterator[Observation]:
+        """Streams that start in a second; of the first, `stream` gaps between tokens are read."""
+        for number in range(count):
+            at, ttft_s, request = second + number / count, self._random.lognormvariate(-2, 0.8), f"r{self._number}"
+            self._number += 1
+            self._page.observe("vllm:time_to_first_token_seconds", ttft_s)
+            self._page.observe("vllm:inter_token_latency_seconds", self._random.gauss(0.02, 0.002), 100)
+            self._page.add("vllm:generation_tokens_total", 101)
+            self._page.add("vllm:prompt_tokens_total", 500)
+            size = self._random.randrange(9000)
+            yield AttemptStarted(at, "chat", self._address, request, size, True)
+            yield FirstToken(at + ttft_s, "chat", self._address, request)
+            if not number:
+                gaps = tuple(self._random.gauss(0.02, 0.002) for _ in range(stream))
+                yield StreamRead(at + ttft_s + 0.1, "chat", self._address, request, gaps, True, None)
+            yield AttemptEnded(
+                at + ttft_s + 0.2, "chat", self._address, request, at, 200, Outcome.COMPLETE, True, ttft_s, size, 9000
+            )
+
+    def reading(self, at: float) -> SignalsRead:
+        """As the scraper reads it."""
+        page = read_page(self._names, self._page.render())
+        return SignalsRead(at, "chat", self._address, page.signals, origins=page.origins, unknown=page.unknown)
+
+
+def _busy(policy: Pool) -> PoolController:
+    """A pool of which everything is known that windows can hold, and no attempt any more.
+
+    A minute of traffic that fills each quarter of the quantiles, a rush that gives the burst filter its yardstick, a
+    page with two histograms a second, load reports; then quiet, until the attempts are forgotten.
+    """
+    addresses = [endpoint.address for endpoint in policy.endpoints]
+    names, begun = page_names(policy), 1e9
+    engines = [_Engine(address, names, Random(number)) for number, address in enumerate(addresses)]
+    controller = PoolController(policy, Random(1))
+    controller.set_endpoints(begun, [EndpointSpec(address, address) for address in addresses])
+    for second in range(72):
+        now, busy = begun + second, second < 60
+        for engine in engines:
+            seen = list(engine.attempts(now, 100 if second == 59 else 8, 200)) if busy else []
+            controller.observe(now + 0.99, [*seen, engine.reading(now + 0.99)])
+        for quarter in range(4):
+            controller.observe(now + 0.99, [LoadReported(now + quarter / 4, "chat", "envoy", {})])
+        controller.step(now + 0.99)
+    return controller
+
+
+def kib(endpoints: int) -> float:
+    """Memory of all that is kept of an endpoint when all windows are full, KiB: its profile, law and shaping."""
+    addresses = [f"10.0.{number // 250}.{number % 250}:8000" for number in range(endpoints)]
+    policy = Pool.model_validate(
+        {"name": "chat", "engine": "vllm", "endpoints": [{"address": address} for address in addresses]}
+    )
+    _busy(policy.model_copy(update={"endpoints": policy.endpoints[:1]}))  # fills what is there once
+    gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    filled = [_full() for _ in range(endpoints)]
+    controller = _busy(policy)
+    gc.collect()
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return (after - before) / len(filled) / 1024
+    del controller
+    return (after - before) / endpoints / 1024
 
 
 def view_us() -> float:
@@ -92,11 +174,14 @@ def view_us() -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.windows", description=__doc__)
+    parser.add_argument("--endpoints", type=int, default=20, help="whose memory is measured")
+    arguments, _ = parser.parse_known_args()
     for kind in _kinds(Pace(_MEMORY_S), RateWindow(), Random(1)):
         print(f"{kind:35} {per_s(kind):10,.0f} a second on one core")
     print(f"{'all of an attempt, in turn':35} {mixed_per_s():10,.0f} a second on one core")
     print(f"{'asking for all of it':35} {view_us():10.1f} µs")
-    print(f"{'memory of an endpoint, all full':35} {kib():10.1f} KiB")
+    print(f"{'memory of an endpoint, all full':35} {kib(arguments.endpoints):10.1f} KiB")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,46 @@ async def test_a_hold_is_kept_at_once(tmp_path: Path) -> None:
         now = time.time()
         plane.observe([Rejected(now, "chat", "127.0.0.1:9", "r-1", 429, Verdict.SATURATED, 30.0)])
         await until(lambda: kept() is False, 3)
+
+
+async def test_a_pool_that_is_out_is_served_by_its_fallbacks_and_comes_back_over_the_ramp(tmp_path: Path) -> None:
+    content = policy(state_file=None)
+    other = {"name": "spare", "models": ["spare"], "endpoints": [{"address": "127.0.0.1:11"}]}
+    chat = content["pools"][0] | {
+        "shaping": {"cool_down_min_s": 0.5, "cool_down_max_s": 0.5, "ramp_points_per_s": 100},
+        "fallbacks": [{"pool": "spare"}, {"answer": {"message": "Come again."}}],
+    }
+    content["pools"] = [other, chat]
+    async with running(tmp_path / "policy.yaml", content) as plane, aiohttp.ClientSession() as session:
+
+        async def split() -> dict[str, float] | None:
+            async with session.get(f"http://{content['services']['admin']}/endpoints") as answer:
+                pools = (await answer.json())["pools"]
+            return pools["chat"]["split"] if "chat" in pools else {}
+
+        async def reach(wanted: Callable[[tuple[float, ...]], bool]) -> tuple[float, ...]:
+            async with asyncio.timeout(10):
+                while not wanted(seen := tuple((await split() or {}).values())):
+                    await asyncio.sleep(0.02)
+            return seen
+
+        def refuse(pool: str, *addresses: str) -> None:
+            now = time.time()
+            plane.observe([Rejected(now, pool, address, "r", 429, Verdict.SATURATED, None) for address in addresses])
+
+        await reach(lambda seen: seen == (1, 0, 0))
+        refuse("chat", "127.0.0.1:9", "127.0.0.1:10")
+        await reach(lambda seen: seen == (0, 1, 0))
+        seen = await reach(lambda seen: seen != () and seen[0] > 0)
+        assert seen[0] < 1 and seen[2] == 0, "it comes back slowly"
+        await reach(lambda seen: seen == (1, 0, 0))
+        refuse("spare", "127.0.0.1:11")
+        refuse("chat", "127.0.0.1:9", "127.0.0.1:10")
+        await reach(lambda seen: seen == (0, 0, 1))
+        (tmp_path / "policy.yaml").write_text(json.dumps(content | {"pools": [other, chat | {"fallbacks": []}]}))
+        async with asyncio.timeout(10):
+            while await split() is not None:
+                await asyncio.sleep(0.05)
 
 
 async def test_the_policy_page_shows_what_is_in_force(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

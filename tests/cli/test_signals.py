@@ -13,6 +13,8 @@ from rich.console import Console
 
 from trimtab.cli.signals import signals
 from trimtab.fleet.readings import SIGNALS
+from trimtab.sim.http import EngineServer
+from trimtab.sim.kinds import KINDS
 
 FIRST = """
 vllm:num_requests_waiting{model_name="m"} 3
@@ -147,3 +149,20 @@ def test_watch_looks_again_until_it_is_interrupted(tmp_path: Path) -> None:
         assert process.wait(10) == 0
         assert process.stderr.read() == ""
     assert looks[0]["at"] < looks[1]["at"]
+
+
+async def test_idle_engines_are_probed_where_the_policy_probes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = EngineServer(KINDS["a100"])
+    await engine.start()
+    path = tmp_path / "policy.yaml"
+    pool = "models: [sim], probe: {interval_s: 10}"
+    listed = f'{{address: "{engine.address}"}}, {{address: "127.0.0.1:1"}}'
+    path.write_text(f"version: 1\npools:\n- {{name: chat, {pool}, endpoints: [{listed}]}}\n")
+    await signals(path, as_json=True, watch=False, console=Console())
+    await engine.stop()
+    endpoints = json.loads(capsys.readouterr().out)["pools"]["chat"]["endpoints"]
+    probes = {endpoint["name"]: endpoint["signals"]["probe"] for endpoint in endpoints}
+    assert 0 < probes[engine.address]["value"] < 1.2
+    assert probes["127.0.0.1:1"] == {"value": None, "why": "silent: no connection: Connection refused"}

@@ -9,24 +9,32 @@ from collections.abc import Sequence
 import uvloop
 
 from ext_proc.access_log import AccessLogService
+from ext_proc.retries import RetryAdvice
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
 from trimtab.fleet.observation import Observation
-from trimtab.policy.model import Rejections
+from trimtab.policy.model import Policy
 
 
-async def _main(address: str, file: str, full_stream_percent: str, reject_timeout_s: str, shared_port: str) -> None:
+async def _main(policy_json: str, file: str) -> None:
+    policy = Policy.model_validate_json(policy_json)
     with open(file, "ab", buffering=0) as out:  # noqa: ASYNC230, PTH123
 
         def report(seen: Sequence[Observation]) -> None:
             out.write(b"".join(pickle.dumps(observation) for observation in seen))
 
-        rejections = RejectionReader.from_policy(Rejections())
-        ext_proc = ExtProcService(report, rejections, float(full_stream_percent), float(reject_timeout_s))
+        ext_proc = ExtProcService(
+            report,
+            RejectionReader.from_policy(policy.rejections),
+            policy.ext_proc.full_stream_percent,
+            policy.ext_proc.reject_timeout_ms / 1000,
+            RetryAdvice(policy.pools),
+        )
+        address, shared_port = policy.services.ext_proc, policy.ext_proc.workers > 1
         done = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, done.set)
-        async with serve_ext_proc(address, ext_proc, AccessLogService(report), shared_port=shared_port == "True"):
+        async with serve_ext_proc(address, ext_proc, AccessLogService(report), shared_port=shared_port):
             print("serving", flush=True)
             await done.wait()
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from ext_proc.access_log import AccessLogService
+from ext_proc.retries import RetryAdvice
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
@@ -46,16 +47,12 @@ class ObserverProcess:
         return self._process.pid
 
     async def start(self) -> None:
-        ext_proc = self._policy.ext_proc
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "tests.datapath.observer",
-            self._policy.services.ext_proc,
+            self._policy.model_dump_json(),
             str(self._file),
-            str(ext_proc.full_stream_percent),
-            str(ext_proc.reject_timeout_ms / 1000),
-            str(ext_proc.workers > 1),
             stdout=asyncio.subprocess.PIPE,
         )
         assert self._process.stdout is not None
@@ -182,6 +179,7 @@ async def running(
             RejectionReader.from_policy(rules.rejections),
             rules.ext_proc.full_stream_percent,
             rules.ext_proc.reject_timeout_ms / 1000,
+            RetryAdvice(rules.pools),
         )
         workers = [
             ObserverProcess(rules, directory, number)
@@ -211,7 +209,8 @@ async def running(
 def resources(policy: Policy) -> dict[str, dict[str, bytes]]:
     """Everything that is pushed, with equal weights."""
     endpoints = {
-        pool.name: assignment(pool.name, {endpoint.address: 100 for endpoint in pool.endpoints})
+        name: assignment(name, {endpoint.address: 100 for endpoint in pool.endpoints})
         for pool in policy.pools
+        for name in pool.clusters
     }
     return {**static_resources(policy), TypeUrl.EDS: endpoints}

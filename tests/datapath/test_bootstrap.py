@@ -60,6 +60,18 @@ def test_the_second_cure_is_on_the_cluster_of_ext_proc(variant: str) -> None:
     assert cluster["circuit_breakers"]["thresholds"][0]["max_requests"] >= 100_000
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_observer_that_stopped_is_noticed_within_a_second_and_a_half(variant: str) -> None:
+    """What the gate holds waits so long."""
+    cluster = clusters(VARIANTS[variant]())["trimtab_ext_proc"]
+    (options,) = cluster["typed_extension_protocol_options"].values()
+    pings = options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"]
+    assert sum(float(pings[key].removesuffix("s")) for key in ("interval", "timeout")) <= 1.5
+    assert cluster["common_lb_config"]["healthy_panic_threshold"]["value"] == 0
+    (check,) = cluster["health_checks"]
+    assert "grpc_health_check" in check
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("variant", VARIANTS)
 async def test_envoy_takes_it(variant: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -12,8 +13,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from tests.datapath.rig import Rig, running
-from tests.harness import Body, Reset, Step, error, tokens, until
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted
+from tests.harness import Body, Chunks, Reset, Step, error, event, tokens, until
+from trimtab.fleet.observation import AttemptEnded, AttemptStarted, Outcome
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -45,6 +46,10 @@ class Script:
                 return Body(headers=JSON | own)
             case "stream":
                 return tokens(5, 0.01, 0.01)
+            case "dies":
+                return Chunks([(0, event("a")), (0.01, event("b"))], cut=True)
+            case "long":
+                return tokens(600, 0.01, 0.05)
         return Body(body=json.dumps({"path": request.path_qs, "bytes": len(body)}).encode())
 
 
@@ -196,6 +201,17 @@ async def test_a_broken_connection_is_explained(rig: Rig) -> None:
     }
 
 
+async def test_it_is_explained_in_anthropics_protocol_where_that_was_asked(rig: Rig) -> None:
+    answer = await rig.ask("POST", "/v1/messages", json={"model": "m"}, headers={"x-do": "reset"})
+    assert (answer.status, answer.headers["x-trimtab-reason"]) == (503, "endpoint-reset")
+    assert json.loads(answer.body) == {
+        "type": "error",
+        "error": {"type": "api_error", "message": "The endpoint broke the connection."},
+    }
+    too_large = await rig.ask("POST", "/v1/messages", data=chunked(16 * MIB + 1))
+    assert (too_large.status, json.loads(too_large.body)["error"]["type"]) == (413, "request_too_large")
+
+
 @pytest.mark.parametrize("line", [b"content-length: many", b"bad header: x", b"x: " + b"a" * 100_000])
 async def test_a_malformed_request_is_explained_too(rig: Rig, line: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.policy.listen.port)
@@ -270,6 +286,39 @@ async def test_http_2_without_tls_is_understood(rig: Rig) -> None:
     async with httpx.AsyncClient(http1=False, http2=True) as client:
         answer = await client.post(f"{rig.url}/v1/x", json={})
     assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
+
+
+@pytest.mark.parametrize("http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
+async def test_an_answer_that_dies_half_way_is_never_passed_off_as_a_whole_one(rig: Rig, http2: bool) -> None:
+    """The connection breaks, or the stream is reset; what came until then is there, once."""
+    body = bytearray()
+    async with httpx.AsyncClient(http1=not http2, http2=http2) as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with client.stream("POST", f"{rig.url}/v1/x", json={}, headers={"x-do": "dies"}) as answer:
+                assert answer.status_code == 200
+                async for piece in answer.aiter_bytes():
+                    body += piece
+    assert bytes(body) == event("a") + event("b")
+    await until(lambda: any(end.request_id == answer.headers["x-request-id"] for end in rig.seen(AttemptEnded)))
+    (end,) = rig.seen(AttemptEnded, answer.headers["x-request-id"])
+    assert (end.outcome, end.status) == (Outcome.RESET, 200)
+
+
+@pytest.mark.parametrize("http2", [False, True], ids=["HTTP/1.1", "HTTP/2"])
+async def test_a_client_that_leaves_frees_its_engine_within_a_second(rig: Rig, http2: bool) -> None:
+    async with (
+        httpx.AsyncClient(http1=not http2, http2=http2) as client,
+        client.stream("POST", f"{rig.url}/v1/x", json={}, headers={"x-do": "long"}) as answer,
+    ):
+        await anext(answer.aiter_bytes())
+        request_id = answer.headers["x-request-id"]
+    left_at = time.time()
+    await until(lambda: rig.seen(AttemptEnded, request_id))
+    (call,) = (call for engine in rig.engines for call in engine.calls if call.request_id == request_id)
+    (end,) = rig.seen(AttemptEnded, request_id)
+    assert end.outcome is Outcome.ABORTED
+    assert end.at < left_at + 1
+    assert call.sent_at[-1] < left_at + 1
 
 
 async def test_200_streams_at_once_are_not_mixed(rig: Rig) -> None:

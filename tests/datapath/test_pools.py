@@ -127,6 +127,25 @@ async def test_a_model_that_nobody_serves_is_not_found(rig: Rig, model: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        ({"model": "gpt-x"}, 404, "not_found_error"),
+        ({"max_tokens": 5}, 400, "invalid_request_error"),
+        ({"model": "qwen", "seed": 2**63}, 400, "invalid_request_error"),
+    ],
+    ids=["unknown model", "no model", "unread"],
+)
+async def test_who_speaks_anthropics_protocol_is_refused_in_it(
+    rig: Rig, body: dict[str, Any], status: int, kind: str
+) -> None:
+    answer = await rig.ask("POST", "/v1/messages?beta=true", json=body)
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
+    said = json.loads(answer.body)
+    assert (said["type"], said["error"]["type"]) == ("error", kind)
+    assert "model" in said["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "request_",
     [
         {"method": "GET", "path": "/health"},

@@ -1,5 +1,6 @@
 """What is pushed, read back with another protobuf library."""
 
+import re
 from typing import Any
 
 import pytest
@@ -41,20 +42,36 @@ def connection_manager_of(made: Policy) -> HttpConnectionManager:
     return manager
 
 
-def observers_of(made: Policy) -> dict[str, tuple[ExternalProcessor, str]]:
-    """Role -> the filter, and its matcher as text."""
+def chain_of(made: Policy) -> list[ExtensionWithMatcher]:
+    """The upstream filters of the pool but for the codec, which is the last."""
     options = HttpProtocolOptions()
     (packed,) = cluster_of(made).typed_extension_protocol_options.values()
     assert packed.Unpack(options)
-    *observers, codec = options.http_filters
+    *filters, codec = options.http_filters
     assert codec.name == "envoy.filters.http.upstream_codec"
+    chain = [ExtensionWithMatcher() for _ in filters]
+    assert all(one.typed_config.Unpack(matched) for one, matched in zip(filters, chain, strict=True))
+    return chain
+
+
+def observers_of(made: Policy) -> dict[str, tuple[ExternalProcessor, str]]:
+    """Role -> the filter, and its matcher as text."""
     found = {}
-    for observer in observers:
-        matched, processor = ExtensionWithMatcher(), ExternalProcessor()
-        assert observer.typed_config.Unpack(matched)
-        assert matched.extension_config.typed_config.Unpack(processor)
-        found[processor.grpc_service.initial_metadata[0].value] = (processor, str(matched.xds_matcher))
+    for matched in chain_of(made):
+        processor = ExternalProcessor()
+        if matched.extension_config.typed_config.Unpack(processor):
+            found[processor.grpc_service.initial_metadata[0].value] = (processor, str(matched.xds_matcher))
     return found
+
+
+def marked_unread(made: Policy) -> set[str]:
+    """The status codes that are retried if nobody reads the answer."""
+    matchers = [
+        str(matched.xds_matcher)
+        for matched in chain_of(made)
+        if matched.extension_config.name == "envoy.filters.http.header_mutation"
+    ]
+    return set(re.findall(r'exact: "(\d+)"', "".join(matchers)))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +81,10 @@ def observers_of(made: Policy) -> dict[str, tuple[ExternalProcessor, str]]:
         {"pool": {"endpoints": [{"address": "127.0.0.1:9000"}, {"address": "127.0.0.1:9001"}]}},
         {"pool": {"retries": {"attempts": 0}}},
         {"pool": {"retries": {"status_codes": [500]}}},
+        {"pool": {"gate": {"enabled": True, "hedge": True}}},
         {"pool": {"balancing": {"policy": "round_robin"}}},
         {"pool": {"shaping": {"floor_share": 0.1}}},
+        {"pool": {"fallbacks": [{"address": "127.0.0.1:9"}, {"answer": {"message": "Gone."}}]}},
         {"ext_proc": {"sample_percent": 3, "reject_timeout_ms": 50}},
         {
             "pools": [
@@ -116,6 +135,46 @@ def test_no_observer_can_harm_an_answer() -> None:
         assert observers[role][0].message_timeout.ToMilliseconds() == 70
 
 
+def test_a_gated_stream_is_held_by_a_service_that_may_be_away_and_watched_every_time() -> None:
+    observers = observers_of(policy(pool={"gate": {"enabled": True}}, ext_proc={"sample_percent": 1}))
+    assert list(observers) == ["gate", "watch-gated", "reject", "reject-headers"]  # an answer comes from the last
+    gate, matcher = observers["gate"]
+    assert gate.failure_mode_allow
+    assert not gate.observability_mode
+    assert "text/event-stream" in matcher
+    watch, watch_matcher = observers["watch-gated"]
+    assert watch.observability_mode
+    assert watch_matcher == matcher  # what is held is watched, and the other way round
+
+
+def test_the_deadline_is_for_streams_of_a_gated_pool_only() -> None:
+    gate = {"enabled": True, "first_token_deadline_ms": 4000, "hedge": True}
+    _, *routes = routes_of(policy(pool={"gate": gate})).virtual_hosts[0].routes
+    limits = {
+        route.name: (
+            route.route.retry_policy.per_try_timeout.ToMilliseconds(),
+            route.route.hedge_policy.hedge_on_per_try_timeout,
+        )
+        for route in routes
+    }
+    assert limits == {"p/stream": (4000, True), "p/unary": (0, False), "p/unknown": (0, False)}
+
+
+@pytest.mark.parametrize(
+    ("pool", "codes"),
+    [
+        ({}, {"502", "503", "529"}),
+        ({"retries": {"status_codes": [429]}}, set()),
+        ({"retries": {"status_codes": [404]}}, {"404"}),
+        ({"retries": {"attempts": 0}}, set()),
+        ({"gate": {"enabled": True}}, {"502", "503", "529"}),
+        ({"gate": {"enabled": True, "hedge": True}}, set()),
+    ],
+)
+def test_what_is_retried_unread(pool: dict[str, Any], codes: set[str]) -> None:
+    assert marked_unread(policy(pool=pool)) == codes
+
+
 def test_the_share_of_watched_streams_is_in_the_cluster_and_moved_by_the_runtime() -> None:
     _, matcher = observers_of(policy(ext_proc={"sample_percent": 12.34}))["watch"]
     assert "text/event-stream" in matcher
@@ -143,13 +202,14 @@ def test_retries_follow_the_policy_and_look_for_another_endpoint() -> None:
     retries = {"attempts": 3, "status_codes": [429, 529], "back_off_base_ms": 5, "back_off_max_ms": 9}
     retry = routes_of(policy(pool={"retries": retries})).virtual_hosts[0].routes[1].route.retry_policy
     assert retry.num_retries.value == 3
-    assert list(retry.retriable_status_codes) == [429, 529]
+    (mark,) = retry.retriable_headers
+    assert mark.name in routes_of(policy()).virtual_hosts[0].response_headers_to_remove
     assert set(retry.retry_on.split(",")) == {
         "connect-failure",
         "refused-stream",
         "reset-before-request",
         "reset",
-        "retriable-status-codes",
+        "retriable-headers",
     }
     assert retry.retry_host_predicate[0].name == "envoy.retry_host_predicates.previous_hosts"
     assert retry.retry_back_off.base_interval.ToMilliseconds() == 5
@@ -172,6 +232,38 @@ def test_envoy_refuses_nothing_by_itself() -> None:
     )
     assert cluster.common_lb_config.HasField("healthy_panic_threshold")
     assert cluster.common_lb_config.healthy_panic_threshold.value == 0
+
+
+def test_envoy_judges_nothing_but_connections_and_never_for_long() -> None:
+    outliers = cluster_of(policy()).outlier_detection
+    enforced = {
+        name: wrapped["value"] if isinstance(wrapped, dict) else wrapped
+        for name, wrapped in MessageToDict(outliers, preserving_proto_field_name=True).items()
+        if name.startswith("enforcing_")
+    }
+    assert {name for name, percent in enforced.items() if percent} == {"enforcing_consecutive_local_origin_failure"}
+    # Envoy enforces these where nothing is said.
+    assert enforced.keys() >= {
+        "enforcing_consecutive_5xx",
+        "enforcing_consecutive_gateway_failure",
+        "enforcing_success_rate",
+        "enforcing_local_origin_success_rate",
+    }
+    assert outliers.split_external_local_origin_errors
+    assert outliers.max_ejection_time.seconds < policy().pools[0].shaping.breaker_open_s / 2
+
+
+def test_a_pool_without_fallbacks_is_named_alone_and_one_with_them_shares_only_by_the_runtime() -> None:
+    assert {
+        route.route.cluster for route in routes_of(policy()).virtual_hosts[0].routes if route.HasField("route")
+    } == {"p"}
+    made = policy(pool={"fallbacks": [{"address": "cache.internal:80"}, {"answer": {"message": "Gone."}}]})
+    assert static_resources(made)[TypeUrl.CDS].keys() == {"p", "p:cache.internal:80"}
+    answer, *serving = (r for r in routes_of(made).virtual_hosts[0].routes if r.name.startswith(("p/", "fallback")))
+    assert answer.match.runtime_fraction.default_value.numerator == 0
+    for route in serving:
+        weights = {c.name: c.weight.value for c in route.route.weighted_clusters.clusters}
+        assert weights == {"p": 10_000, "p:cache.internal:80": 0}
 
 
 def test_the_weights_are_applied_as_the_policy_says() -> None:
@@ -202,6 +294,43 @@ def test_all_parts_of_a_resource_come_over_ads() -> None:
 def test_a_model_that_a_single_catch_all_pool_serves_needs_no_reading() -> None:
     names = [route.name for route in routes_of(policy()).virtual_hosts[0].routes]
     assert names == ["no-such-path", "p/stream", "p/unary", "p/unknown"]
+
+
+CLASSES = [{"name": "short", "up_to_tokens": 128}, {"name": "medium", "up_to_tokens": 1024}, {"name": "long"}]
+
+
+def test_each_length_class_has_a_cluster_like_that_of_a_pool_without() -> None:
+    made = static_resources(policy(pool={"classes": CLASSES}))[TypeUrl.CDS]
+    assert list(made) == ["p/short", "p/medium", "p/long"]
+    for name, body in made.items():
+        cluster = Cluster.FromString(body)
+        assert cluster.name == name
+        cluster.name = "p"
+        assert cluster == cluster_of(policy())
+
+
+def test_the_longest_class_whose_border_a_body_has_passed_gets_it() -> None:
+    _, *routes = routes_of(policy(pool={"classes": CLASSES})).virtual_hosts[0].routes
+    chosen = [
+        (route.name, route.route.cluster, [(h.name, h.range_match.start) for h in route.match.headers])
+        for route in routes
+    ]
+    assert chosen == [
+        (f"p/{asked}", f"p/{name}", headers)
+        for name, headers in (
+            ("long", [("content-length", 4 * 1024 + 1)]),
+            ("medium", [("content-length", 4 * 128 + 1)]),
+            ("short", []),
+        )
+        for asked in ("stream", "unary", "unknown")
+    ]
+
+
+def test_a_pool_without_classes_is_one_cluster_and_looks_at_no_length() -> None:
+    made = policy(pool={"class_bytes_per_token": 3})
+    assert static_resources(made) == static_resources(policy())
+    _, *routes = routes_of(made).virtual_hosts[0].routes
+    assert [(route.route.cluster, len(route.match.headers)) for route in routes] == [("p", 0)] * 3
 
 
 def test_a_slash_passes_every_path_on() -> None:

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import gc
+import json
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -20,6 +22,7 @@ from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import MAX_BODY, RejectionReader
 from tests.harness import DONE, event, until
+from trimtab.datapath import RETRY_HEADER
 from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
 from trimtab.policy.model import Rejections
 
@@ -35,6 +38,7 @@ def headers(status: int, end: bool = False, request_id: str = "id-1", **values: 
     fields["request.id"].string_value = request_id
     fields["upstream.address"].string_value = "10.0.0.1:8000"
     fields["xds.cluster_name"].string_value = "p"
+    fields["request.time"].string_value = datetime.now(UTC).isoformat()
     return message
 
 
@@ -48,12 +52,16 @@ class Played:
     def __init__(self, role: str, messages: Iterable[pb.ProcessingRequest]) -> None:
         self._role = role
         self._messages = iter(messages)
+        self.answers: list[pb.ProcessingResponse] = []
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return (("user-agent", "envoy"), ("role", self._role))
 
     async def read(self) -> Any:
         return next(self._messages, grpc.aio.EOF)
+
+    async def write(self, answer: pb.ProcessingResponse) -> None:
+        self.answers.append(answer)
 
 
 @dataclass
@@ -64,9 +72,11 @@ class Line:
     channel: grpc.aio.Channel
     seen: list[Observation] = field(default_factory=list)
 
-    async def send(self, role: str, *messages: pb.ProcessingRequest) -> None:
-        """Play a stream that Envoy ends after these messages; a fault would be raised here."""
-        await self.service.Process(None, Played(role, messages))  # type: ignore[arg-type]
+    async def send(self, role: str, *messages: pb.ProcessingRequest) -> list[pb.ProcessingResponse]:
+        """Play a stream that Envoy ends after these messages; a fault would be counted."""
+        played = Played(role, messages)
+        await self.service.Process(None, played)  # type: ignore[arg-type]
+        return played.answers
 
     def open(self, role: str) -> Any:
         """A stream over the wire."""
@@ -202,6 +212,92 @@ async def test_a_stream_that_envoy_ends_is_no_fault() -> None:
         await asyncio.sleep(0)
         assert to.service.counters.faults == 0
         assert to.seen == []
+
+
+def set_headers(answer: pb.ProcessingResponse) -> dict[str, str]:
+    mutation = answer.response_headers.response.header_mutation
+    return {option.header.key: option.header.raw_value.decode() for option in mutation.set_headers}
+
+
+QUOTA = b'{"error":{"message":"Rate limit reached","type":"tokens","code":"rate_limit_exceeded"}}'
+
+
+@pytest.mark.parametrize(("text", "marked"), [(BUSY, True), (QUOTA, False)])
+async def test_only_the_engines_trouble_is_marked_for_a_retry(text: bytes, marked: bool) -> None:
+    async with line() as to:
+        (answer,) = await to.send("reject", headers(429), body(text, end=True))
+        assert (RETRY_HEADER in set_headers(answer)) == marked
+        removed = answer.response_headers.response.header_mutation.remove_headers
+        assert (RETRY_HEADER in removed) != marked  # Envoy's own mark, of what nobody has read
+
+
+FAILED = b"data: " + BUSY + b"\n\n"
+OPENINGS: dict[str, tuple[tuple[pb.ProcessingRequest, ...], str | None]] = {
+    "token": ((body(event("", role="assistant")), body(event("a"))), None),
+    "error": ((body(b": ping\n\n"), body(FAILED)), "503"),
+    "empty": ((body(b": ping\n\n"), body(b"", end=True)), "503"),
+    "unread": ((body(b'data: {"type":"transcript.text.delta","delta":"a"}\n\n'),), None),
+}
+
+
+@pytest.mark.parametrize("first", ["gate", "watch-gated"])
+@pytest.mark.parametrize("release", OPENINGS)
+async def test_the_gate_hears_from_the_watcher_whoever_comes_first(first: str, release: str) -> None:
+    pieces, status = OPENINGS[release]
+    sent = {"gate": (headers(200, **SSE),), "watch-gated": (headers(200, **SSE), *pieces)}
+    async with line() as to:
+        one = asyncio.create_task(to.send(first, *sent.pop(first)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        (other, messages), *_ = sent.items()
+        answers = await to.send(other, *messages)
+        answers = answers or await one
+        assert dict(to.service.counters.gated) == {release: 1}
+        if status is None:
+            assert answers == []
+        else:
+            (answer,) = answers
+            assert set_headers(answer)[":status"] == status
+            assert RETRY_HEADER in set_headers(answer)
+            assert json.loads(answer.response_headers.response.body_mutation.body)["error"]["message"]
+        assert to.service.counters.faults == 0
+
+
+async def test_an_attempt_that_nobody_watches_passes_soon() -> None:
+    async with line() as to:
+        assert await asyncio.wait_for(to.send("gate", headers(200, **SSE)), 5) == []
+        assert dict(to.service.counters.gated) == {"unread": 1}
+        await to.send("watch-gated", headers(200, **SSE), body(event("a")))  # too late: nobody waits, nothing stays
+        await asyncio.sleep(0.6)
+        assert await asyncio.wait_for(to.send("gate", headers(200, **SSE)), 5) == []
+
+
+async def test_attempts_of_one_request_are_told_apart_by_their_connections() -> None:
+    def over(port: int) -> pb.ProcessingRequest:
+        message = headers(200, **SSE)
+        message.attributes["envoy.filters.http.ext_proc"].fields["upstream.local_address"].string_value = f"a:{port}"
+        return message
+
+    async with line() as to:
+        held = asyncio.create_task(to.send("gate", over(1)))
+        await asyncio.sleep(0)
+        await to.send("watch-gated", over(2), body(FAILED))
+        await to.send("watch-gated", over(1), body(event("a")))
+        assert await held == []
+        (answer,) = await to.send("gate", over(2))
+        assert set_headers(answer)[":status"] == "503"
+
+
+async def test_a_held_attempt_that_envoy_gives_up_is_counted_and_leaves_nothing() -> None:
+    async with line() as to:
+        watcher, gate = to.open("watch-gated"), to.open("gate")
+        await watcher.write(headers(200, **SSE))
+        await gate.write(headers(200, **SSE))
+        await until(lambda: to.service.counters.watched)
+        gate.cancel()
+        watcher.cancel()
+        await until(lambda: to.service.counters.gated["gone"])
+        assert to.service.counters.faults == 0
 
 
 class Broken:

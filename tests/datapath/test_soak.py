@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from tests.datapath.rig import Rig, running
-from tests.harness import Body, Step, error, tokens, until
+from tests.harness import DONE, Body, Chunks, Step, error, event, tokens, until
 from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Rejected, Verdict
 
 pytestmark = pytest.mark.integration
@@ -19,6 +19,8 @@ AT_ONCE = 40
 ERROR_BYTES = (200, 90_000, 900_000, 2_000_000, 20_000_000)
 OFTEN = (4, 4, 4, 3, 1)
 STREAM = tokens(20, 0.01, 0.001)
+FAILED = error(503, "KV cache exhausted", "engine_saturated").body
+FAILED_STREAM = Chunks([(0, event("", role="assistant")), (0.002, b"data: " + FAILED + b"\n\n"), (0, DONE)])
 
 
 def padded(size: int) -> bytes:
@@ -30,6 +32,8 @@ def script(request: web.Request, body: bytes) -> Step:
     match request.headers["x-kind"]:
         case "stream":
             return STREAM
+        case "failed-stream":
+            return FAILED_STREAM
         case "answer":
             return Body(body=padded(900_000))
         case kind:
@@ -45,22 +49,26 @@ async def test_envoy_outlives_every_body(count: int, concurrency: int, tmp_path:
     async with running(
         tmp_path,
         [script, script],
+        pools=lambda engines: [
+            {"name": "p", "endpoints": [{"address": e.address} for e in engines], "gate": {"enabled": True}}
+        ],
         observers_apart=True,
         concurrency=concurrency,
         ext_proc={"reject_timeout_ms": 2000},
     ) as rig:
 
         async def ask() -> str:
-            kind = rng.choices(("stream", "answer", "length", "chunked"), (3, 3, 7, 7))[0]
+            kind = rng.choices(("stream", "failed-stream", "answer", "length", "chunked"), (3, 3, 3, 7, 7))[0]
             status, size = rng.choice((429, 500, 503)), rng.choices(ERROR_BYTES, OFTEN)[0]
             wanted, expected = {
                 "stream": (200, b"".join(chunk for _, chunk in STREAM.chunks)),
+                "failed-stream": (503, FAILED),
                 "answer": (200, padded(900_000)),
             }.get(kind, (status, padded(size)))
             headers = {"x-kind": kind, "x-status": str(status), "x-size": str(size)}
             async with waiting:
                 try:
-                    answer = await rig.chat(stream=kind == "stream", **headers)
+                    answer = await rig.chat(stream=kind.endswith("stream"), **headers)
                 except aiohttp.ClientError as fault:
                     return f"{kind} {status} {size}: {fault!r}"
             if (answer.status, answer.body) != (wanted, expected):
@@ -81,6 +89,9 @@ async def all_is_seen(rig: Rig) -> None:
     errors = [call.step for call in calls if isinstance(call.step, Body) and call.step.status != 200]
     refusals = rig.seen(Rejected)
     stats = await rig.envoy.stats(r"ext_proc\.reject.*\.(message_timeouts|streams_failed)$")
+    failed_streams = sum(call.step is FAILED_STREAM for call in calls)
+    assert sum(refusal.in_stream for refusal in refusals) == failed_streams
+    refusals = [refusal for refusal in refusals if not refusal.in_stream]
     assert len(errors) - sum(stats.values()) <= len(refusals) <= len(errors)
     # A body that says that it is long is judged without being read; any other by its beginning.
     short = sum(len(step.body) < 100_000 or step.chunked for step in errors)

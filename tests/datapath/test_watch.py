@@ -3,7 +3,7 @@
 import pytest
 
 from ext_proc.verdict import RejectionReader
-from ext_proc.watch import Attempt, StreamWatch
+from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
 from tests.harness import DONE, event
 from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
 from trimtab.policy.model import Rejections
@@ -44,6 +44,30 @@ def test_it_is_found_in_any_pieces(size: int) -> None:
     text = b": ping\n\n" + event("", role="assistant") + event("hello")
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     assert [type(seen) for seen in play(watch(), *pieces, end=False)] == [FirstToken]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind"),
+    [
+        ((b": ping\n\n", event("", role="assistant")), None),
+        ((event("", role="assistant"), event("a")), OpeningKind.TOKEN),
+        ((event("", role="assistant"), DONE), OpeningKind.TOKEN),
+        ((event("", role="assistant"), ERROR), OpeningKind.ERROR),
+        ((event("a"), ERROR), OpeningKind.TOKEN),
+        ((b"data: {}\n\n",), OpeningKind.UNREAD),
+        ((b"data: {}\n\n", event("a")), OpeningKind.UNREAD),
+    ],
+)
+def test_how_an_answer_began_is_said_once(pieces: tuple[bytes, ...], kind: OpeningKind | None) -> None:
+    watched = watch(whole=True)
+    play(watched, *pieces, end=False)
+    assert (watched.opening and watched.opening.kind) == kind
+
+
+def test_an_answer_without_a_word_began_empty() -> None:
+    watched = watch()
+    play(watched, b": ping\n\n", b"")
+    assert watched.opening == Opening(OpeningKind.EMPTY, Verdict.UNAVAILABLE)
 
 
 def test_an_error_before_the_first_token_is_a_rejection() -> None:
@@ -137,4 +161,29 @@ def test_a_late_error_is_in_what_was_read() -> None:
 def test_an_answer_without_its_end_mark_is_not_finished() -> None:
     _, read = play(watch(whole=True), event("a"), event("b"))
     assert isinstance(read, StreamRead)
-    assert (read.finished, read.verdict) == (False, None)
+    assert (read.finished, read.verdict, read.cut_short) == (False, None, True)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [b'data: {"text_output": "a"}\n\n', b'data: {"text_output": "b"}\n\n'],
+        [event("a"), event("b", padding="x" * (1 << 20))],
+    ],
+    ids=["triton's protocol has no mark", "the mark may have been in what was too long to read"],
+)
+def test_an_end_without_a_mark_is_no_cut_where_none_can_be_expected(events: list[bytes]) -> None:
+    *_, read = play(watch(whole=True), *events)
+    assert isinstance(read, StreamRead)
+    assert (read.finished, read.cut_short) == (False, False)
+
+
+ANTHROPIC_START = b'event: message_start\ndata: {"type": "message_start", "message": {"content": []}}\n\n'
+ANTHROPIC_TOKEN = b'data: {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}\n\n'
+
+
+def test_an_anthropic_stream_has_a_mark_at_its_end() -> None:
+    *_, cut = play(watch(whole=True), ANTHROPIC_START, ANTHROPIC_TOKEN)
+    *_, whole = play(watch(whole=True), ANTHROPIC_START, ANTHROPIC_TOKEN, b'data: {"type": "message_stop"}\n\n')
+    assert isinstance(cut, StreamRead) and isinstance(whole, StreamRead)
+    assert (cut.finished, cut.cut_short, whole.finished, whole.cut_short) == (False, True, True, False)

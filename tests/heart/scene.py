@@ -92,8 +92,11 @@ def stream_read(
     *,
     gaps_s: Sequence[float] = (0.02, 0.05),
     verdict: Verdict | None = None,
+    finished: bool = True,
+    cut_short: bool = False,
 ) -> StreamRead:
-    return StreamRead(at, POOL, address, request, tuple(gaps_s), verdict is None, verdict)
+    finished = finished and verdict is None and not cut_short
+    return StreamRead(at, POOL, address, request, tuple(gaps_s), finished, verdict, cut_short)
 
 
 def load(at: float, in_flight: int, address: str = A, *, node: str = "envoy") -> LoadReported:

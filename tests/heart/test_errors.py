@@ -156,6 +156,27 @@ def test_an_error_event_in_a_stream_is_one_failure(order: str, after_token: bool
     assert (view.error_samples, view.error_share) == (pytest.approx(1.0), pytest.approx(share(1, 1)))
 
 
+@pytest.mark.parametrize("order", ["event first", "end first", "event alone first", "all at once"])
+def test_an_error_event_that_the_gate_made_an_error_answer_is_one_failure(order: str) -> None:
+    """Envoy logs the status and the content type that the gate gave it."""
+    scene = Scene()
+    start = started(1000.0)
+    said = rejected(1000.0, verdict=Verdict.UNAVAILABLE, status=200, in_stream=True)
+    end = ended(1000.0, 1000.0, status=503, streamed=False)
+    batches = {
+        "event first": [[start], [said], [end]],
+        "end first": [[start], [end], [said]],
+        "event alone first": [[said], [start], [end]],
+        "all at once": [[said], [start, end]],
+    }[order]
+    for batch in batches:
+        scene.see(*batch, now=1000.0)
+    scene.run(1002.0)
+    view = scene.view()
+    assert view.error_samples == pytest.approx(2 ** (-2.0 / 10.0), rel=0.01)
+    assert view.failures_in_row == 1
+
+
 def test_an_error_event_late_in_a_stream_that_was_read_to_its_end_is_one_failure() -> None:
     scene = Scene()
     scene.see(*answered(1000.0, 0.1), stream_read(1000.11, verdict=Verdict.UNAVAILABLE))

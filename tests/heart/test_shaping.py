@@ -83,7 +83,7 @@ class TestBreaker:
         breaker = Breaker()
         for at in (1.0, 2.0):
             breaker.failed(at, at, self.numbers)
-        breaker.succeeded(2.5)
+        breaker.succeeded(2.5, 2.5, generated=True)
         for at in (3.0, 4.0):
             breaker.failed(at, at, self.numbers)
         assert breaker.state(4.0) is BreakerState.CLOSED
@@ -93,7 +93,7 @@ class TestBreaker:
 
     def test_one_attempt_decides(self) -> None:
         breaker = self.opened()
-        breaker.succeeded(132.5)
+        breaker.succeeded(132.5, 132.5, generated=True)
         assert breaker.state(133.0) is BreakerState.CLOSED
         breaker = self.opened()
         breaker.failed(133.0, 132.5, self.numbers)
@@ -105,14 +105,14 @@ class TestBreaker:
             lengths.append(breaker.until - breaker.opened_at)
             breaker.failed(breaker.until + 1, breaker.until + 0.5, self.numbers)
         assert lengths == [30, 60, 120, 240, 240, 240]
-        breaker.succeeded(breaker.until + 1)
+        breaker.succeeded(breaker.until + 1, breaker.until + 1, generated=True)
         for i in range(3):
             breaker.failed(5000.0 + i, 5000.0 + i, self.numbers)
         assert breaker.until - breaker.opened_at == 30, "once closed it begins anew"
 
     def test_what_was_sent_before_it_opened_decides_nothing(self) -> None:
         breaker = self.opened()
-        breaker.succeeded(99.0)
+        breaker.succeeded(103.0, 99.0, generated=True)
         breaker.spoke(101.9)
         assert breaker.state(110.0) is BreakerState.OPEN
         breaker.failed(133.0, 99.0, self.numbers)

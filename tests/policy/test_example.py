@@ -42,8 +42,8 @@ def test_what_is_switched_off_are_the_defaults(text: str) -> None:
         samples_of_a_law = {"terms": pool.scoring.terms} if isinstance(pool.scoring, BlendPolicy) else {}
         assert pool.scoring == type(pool.scoring)(**samples_of_a_law)
     first, *others = (pool for pool in full.pools if pool.discovery is None)
-    first = first.model_copy(update={"signals": SignalSources()})
-    pools = tuple(pool.model_copy(update={"scoring": default_scoring()}) for pool in (first, *others))
+    first = first.model_copy(update={"signals": SignalSources(), "classes": ()})
+    pools = tuple(pool.model_copy(update={"scoring": default_scoring(), "fallbacks": ()}) for pool in (first, *others))
     samples = {"rejections": Rejections(), "pools": pools}
 
     assert full.state_file == "auto"

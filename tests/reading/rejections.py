@@ -87,6 +87,7 @@ ANSWERS = [
     *_recorded(),
     # vLLM
     Answer(1, 503, openai(_BUSY, "Service Unavailable", 503), SATURATED),
+    Answer(1, 200, openai(_BUSY, "Service Unavailable", 503), SATURATED),  # its queue filled up after the header
     Answer(2, 503, openai("The engine has reached its prefill token backlog limit.", "x", 503), SATURATED),
     Answer(4, 429, "", UNKNOWN),
     Answer(4, 429, openai("Too many requests", None, 429), UNKNOWN),

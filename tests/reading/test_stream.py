@@ -342,6 +342,28 @@ def test_several_choices_are_done_when_all_are() -> None:
     assert kinds(stream + sse({"error": "x"})) == [TOKEN, TOKEN, ERROR]
 
 
+@pytest.mark.parametrize(
+    ("event", "foreign"),
+    [
+        ({"choices": []}, False),
+        ({"type": "ping"}, False),
+        ({"type": "message_start", "message": {}}, False),
+        ({"type": "response.created"}, False),
+        ({"token": {"text": ""}}, False),
+        ({"type": "transcript.text.delta", "delta": "a"}, True),
+        ({"partial_image_b64": "AAAA"}, True),
+        ({}, True),
+    ],
+    ids=str,
+)
+def test_an_event_of_no_known_protocol_is_noticed(event: dict[str, Any], foreign: bool) -> None:
+    reader = StreamReader(SSE, "")
+    reader.feed(b": ping\n\n")
+    assert not reader.foreign
+    assert reader.feed(sse(event)) == []
+    assert reader.foreign is foreign
+
+
 def test_broken_json_is_malformed_and_the_stream_goes_on() -> None:
     reader = StreamReader(SSE, "")
     broken = [

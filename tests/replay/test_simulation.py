@@ -7,6 +7,7 @@ import pytest
 
 from tests.replay.scene import fleet, run, steady
 from trimtab.policy.model import Retries
+from trimtab.scoring import PredictedTtftPolicy
 from trimtab.sim.client import Outcome
 from trimtab.sim.replay.arms import known_names, make_arm, usable_names
 from trimtab.sim.replay.figures import figures, ttft_s
@@ -109,3 +110,16 @@ def test_utilisation_and_backlog_are_shares() -> None:
     seen = figures(run(steady(100, 0.1), fleet({}, {"kind": "cpu"})))
     assert all(0 <= share <= 1 for name in ("busy", "utilisation", "backlog_share") for share in seen[name].values())
     assert seen["busy"]["cpu-1"] > seen["busy"]["a100-1"]
+
+
+@pytest.mark.parametrize("start", [1.5, 4, 12])
+def test_bytes_per_token_are_learned_wherever_they_begin(start: float) -> None:
+    """The simulated engines take four bytes for a token, and count as vLLM does."""
+    engines = fleet({"count": 2})
+    arm = make_arm("predicted_ttft", engines)
+    assert arm.pool is not None
+    scoring = PredictedTtftPolicy(bytes_per_token=start)
+    replay = run(
+        steady(600, 0.05, prompt=300), engines, replace(arm, pool=arm.pool.model_copy(update={"scoring": scoring}))
+    )
+    assert replay.bytes_per_token == pytest.approx(4, rel=0.05)

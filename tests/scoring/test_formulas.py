@@ -115,6 +115,10 @@ def test_linear(seen: EndpointView, score: float) -> None:
         (view(ttft_s=0, signals={"kv_usage": 0.95}), 100 * (0.6 * 0.1 + 0.4)),
         (view(signals={"kv_usage": 0.5}), 50),
         (view(ttft_s=0.2), 50),
+        # Twenty a second are answered: eight in the queue wait 400 ms, whatever those before them waited.
+        (view(ttft_s=0.05, error_samples=10 / log(2), signals={"kv_usage": 0, "waiting": 1}), 60 + 40 * 0.1),
+        (view(ttft_s=0.05, error_samples=200 / log(2), signals={"kv_usage": 0, "waiting": 8}), 60 + 40 * 0.25),
+        (view(ttft_s=0.4, error_samples=200 / log(2), signals={"kv_usage": 0, "waiting": 0}), 60 + 40 * 0.25),
     ],
 )
 def test_middleware(seen: EndpointView, score: float) -> None:
@@ -157,6 +161,23 @@ class TestFused:
         assert Fused(FusedPolicy()).weights(pool(*views), 1000.0)["kv_usage"] == pytest.approx(
             0.3 * grown / (0.3 * grown + 0.7)
         )
+
+    def test_kv_usage_weighs_more_after_an_engine_was_restarted(self) -> None:
+        """It may have run out of memory: no engine says so."""
+        law = Fused(FusedPolicy())
+        again = replace(self.calm, id=EndpointId(self.calm.id.address, 1))
+        weights = []
+        for now, seen in ((1000.0, self.calm), (1001.0, again), (1061.0, again), (1900.0, again)):
+            law.judge(pool(seen, at=now), now)
+            weights.append(law.weights(pool(seen, at=now), now)["kv_usage"])
+        grown = [0.3 * (1 + excess) / (1 + 0.3 * excess) for excess in (0, 1, 0.5, 0)]
+        assert weights == pytest.approx(grown, abs=1e-4)
+
+    def test_an_endpoint_that_comes_and_goes_was_not_restarted(self) -> None:
+        law = Fused(FusedPolicy())
+        for now, seen in ((1000.0, [self.calm]), (1001.0, []), (1002.0, [replace(self.calm, id=EndpointId("new:1"))])):
+            law.judge(pool(*seen, at=now), now)
+        assert law.weights(pool(self.calm), 1002.0)["kv_usage"] == pytest.approx(0.3)
 
     def test_length_weighs_more_when_prompts_are_unlike(self) -> None:
         law = Fused(FusedPolicy())

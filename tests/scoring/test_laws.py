@@ -29,7 +29,7 @@ MONOTONE = {
     "linear": ("ttft", "kv_usage", "running"),
     "fused": ("ttft", "kv_usage", "prompts"),
     "joint": ("ttft", "errors", "waiting", "kv_usage", "tokens"),
-    "middleware": ("ttft", "kv_usage"),
+    "middleware": ("ttft", "kv_usage", "waiting"),
     "decode_p99": ("gaps",),
     "wdrm": ("ttft",),
     "throughput": ("tokens", "waiting"),
@@ -41,7 +41,7 @@ SUMS = {
     "linear": ("ttft", "kv_usage"),
     "fused": ("ttft", "kv_usage", "prompts"),
     "joint": ("ttft", "waiting", "kv_usage"),
-    "middleware": ("ttft", "kv_usage"),
+    "middleware": ("ttft", "kv_usage", "waiting"),
     "blend": ("ttft", "kv_usage", "tokens"),
 }
 # Those that learn something worth keeping over a restart.

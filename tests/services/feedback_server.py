@@ -15,7 +15,7 @@ from xds_server.feedback import FeedbackService
 async def main(target: str) -> None:
     service = FeedbackService(
         lambda observations: print(*(o.request_id for o in observations), flush=True),
-        lambda observer, cpu_seconds, watched, dropped, faults: None,
+        lambda observer, cpu_seconds, watched, dropped, faults, gated: None,
         lambda observer: None,
     )
     server = grpc.aio.server()

@@ -17,6 +17,7 @@ from trimtab.fleet.readings import Origin
 from trimtab.fleet.snapshot import EndpointView
 from trimtab.policy.model import Policy
 from trimtab.pool import EndpointDecision, PoolDecision, State
+from trimtab.shaping.decision import ClassDecision
 from xds_server.admin import AdminState, admin_app
 from xds_server.ads import ClientRow, TypeRow
 from xds_server.metrics import Metrics
@@ -85,6 +86,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                 capacity=4.0,
                 labels={"gpu": "a100"},
                 breakdown={"ttft": 7.0},
+                classes=(ClassDecision("long", 0.0, 1, takes_work=False),),
                 score=93.0,
                 shaped_score=90.0,
                 state=State.RAMPING,
@@ -102,13 +104,16 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
             ),
         ),
         changed=False,
+        bytes_per_token=3.8,
     )
     assert await read(client, "/endpoints") == {
         "pools": {
             "chat": {
                 "at": 1009.5,
                 "age_s": 0.5,
+                "bytes_per_token": 3.8,
                 "discovery": None,
+                "split": None,
                 "unresolved": [],
                 "endpoints": [
                     {
@@ -121,6 +126,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "takes_work": True,
                         "weight": 500,
                         "share": 0.5,
+                        "classes": {"long": {"takes_work": False, "weight": 1, "share": 0.0}},
                         "score": 93.0,
                         "prediction_error": None,
                         "shaped_score": 90.0,
@@ -149,6 +155,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "in_flight_reported": None,
                         "lease_difference": 0,
                         "awaiting_token": 0,
+                        "newest_sent_at": None,
                         "outstanding_prompt_bytes": 0,
                         "prompt_bytes_sent": 0,
                         "oldest_wait_s": 0.0,
@@ -170,6 +177,18 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "signals_unknown": {"running": "vllm:num_requests_running is not on the page"},
                         "signal_origins": {
                             "waiting": {"source": "scrape", "metric": "vllm:num_requests_waiting", "at": 1009.0}
+                        },
+                        "moved_at": None,
+                        "frozen_s": None,
+                        "probe": {
+                            "state": "up",
+                            "by_probe": True,
+                            "alive_at": None,
+                            "unaware": False,
+                            "at": None,
+                            "result": None,
+                            "ttft_s": None,
+                            "reason": "",
                         },
                         "custom": {"heat": {"value": 71.5, "at": 1008.0, "why": ""}},
                     }

@@ -60,6 +60,7 @@ OBSERVATIONS = st.one_of(
         gaps_s=st.lists(TIMES).map(tuple),
         finished=st.booleans(),
         verdict=st.none() | st.sampled_from(Verdict),
+        cut_short=st.booleans(),
     ),
 )
 

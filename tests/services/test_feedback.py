@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -60,7 +60,9 @@ class Plane:
         assert self.usage, "an observer is heard of before what it saw"
         self.observations.extend(observations)
 
-    def note(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
+    def note(
+        self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
+    ) -> None:
         self.usage[observer].append((cpu_seconds, watched, dropped, faults))
 
     @property

@@ -17,14 +17,19 @@ from trimtab.fleet.observation import (
     LoadReported,
     Observation,
     Outcome,
+    Probed,
+    ProbeResult,
     Rejected,
     Signals,
     SignalsRead,
     Verdict,
 )
 from trimtab.fleet.rates import Spread
+from trimtab.fleet.signs import Sign
+from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy.model import Policy
 from trimtab.pool import PoolDecision, State
+from trimtab.shaping.decision import ClassDecision
 from xds_server.discovery import DiscoveryCollector, SourceStatus
 from xds_server.metrics import Metrics
 from xds_server.snapshot import TypeUrl
@@ -127,6 +132,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
                 prefix_hit_rate=0.25,
                 engine_ttft_s=Spread(40, 0.4, 0.3, 1.9),
                 engine_inter_token_s=Spread(8000, 0.02, 0.018, 0.075),
+                frozen_s=0.0,
             ),
             endpoint(
                 "[2001:db8::1]:8000",
@@ -141,7 +147,10 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
             ),
         ),
         changed=True,
+        bytes_per_token=3.8,
+        signs=((EndpointId("[2001:db8::1]:8000"), Sign.SILENT),),
     )
+    state.splits["chat"] = {"chat": 0.7, "small": 0.25, "answer": 0.05}
     metrics.observe([*attempt("10.0.0.1:8000")])
     elsewhere = ("chat", "[2001:db8::1]:8000", "r2")
     metrics.observe(
@@ -153,6 +162,8 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
             SignalsRead(999.8, *elsewhere[:2], Signals(), error="refused"),
             SignalsRead(999.8, "chat", "10.0.0.1:8000", full),
             LoadReported(999.9, "chat", "envoy-1", {"10.0.0.1:8000": 11}),
+            Probed(999.8, "chat", "10.0.0.1:8000", 999.76, ProbeResult.TOKEN, 0.04),
+            Probed(999.9, *elsewhere[:2], 998.7, ProbeResult.SILENT, None, "no token within 1.2 s"),
         ]
     )
     metrics.policy_accepted()
@@ -164,7 +175,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
     metrics.acked("envoy-1", TypeUrl.EDS, "v1", 0.02)
     metrics.nacked("envoy-1", TypeUrl.CDS, "v1", "no such filter")
     metrics.pushed("envoy-1", "type.googleapis.com/somewhere.Else", 1, 1)
-    metrics.observer("ext-proc-1", 1.5, 40, 3, 2)
+    metrics.observer("ext-proc-1", 1.5, 40, 3, 2, {"token": 30, "error": 1})
     metrics.watch_share(25)
     metrics.fault("step")
     source = SourceStatus("http", 2, clock.at - 10, clock.at - 5, "HTTP 503", 3)
@@ -245,6 +256,21 @@ async def test_ttft_is_from_the_start_to_the_token(state: AdminState, metrics: M
     assert seen[f'trimtab_ttft_seconds_bucket{{{where},le="0.35",pool="chat"}}'] == 1
 
 
+async def test_length_classes_have_weights_of_their_own(state: AdminState, metrics: Metrics) -> None:
+    classes = (ClassDecision("short", 0.75, 7500, takes_work=True), ClassDecision("long", 0.0, 1, takes_work=False))
+    state.decisions["chat"] = PoolDecision(
+        "chat", 1.0, (endpoint("10.0.0.1:80", "a:80", classes=classes),), changed=True, classes=("short", "long")
+    )
+    seen = await values(metrics)
+    for name, short, long in (("weight", 7500, 1), ("share_ratio", 0.75, 0), ("takes_work", 1, 0)):
+        series = {key: value for key, value in seen.items() if key.startswith(f"trimtab_endpoint_{name}{{")}
+        where = 'endpoint="a:80",pool="chat"}'
+        assert series == {
+            f'trimtab_endpoint_{name}{{class="short",{where}': short,
+            f'trimtab_endpoint_{name}{{class="long",{where}': long,
+        }
+
+
 async def test_every_attempt_is_one_decision(state: AdminState, metrics: Metrics) -> None:
     """A connection that failed has no start, but was decided on all the same."""
     state.decisions["chat"] = PoolDecision(
@@ -264,11 +290,13 @@ async def test_what_is_heard_of_unknown_pools_and_endpoints_is_not_counted(state
 
 async def test_counters_of_observers_add_up_over_restarts(metrics: Metrics) -> None:
     for counters in ((1.0, 10, 0, 0), (2.5, 20, 1, 4), (0.5, 2, 0, 1), (1.0, 4, 0, 2)):
-        metrics.observer("a", *counters)
-    metrics.observer("b", 10.0, 100, 5, 1)
+        metrics.observer("a", *counters, {"token": counters[1]})
+    metrics.observer("b", 10.0, 100, 5, 1, {"token": 3, "gone": 1})
     seen = await values(metrics)
     assert seen["trimtab_observation_cpu_seconds_total"] == pytest.approx(2.5 + 1.0 + 10)
     assert seen["trimtab_attempts_watched_total"] == 20 + 4 + 100
+    assert seen['trimtab_gate_releases_total{release="token"}'] == 20 + 4 + 3
+    assert seen['trimtab_gate_releases_total{release="gone"}'] == 1
     assert seen["trimtab_observations_dropped_total"] == 1 + 5
     assert seen['trimtab_faults_total{part="observation"}'] == 4 + 2 + 1
 

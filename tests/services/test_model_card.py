@@ -20,6 +20,10 @@ from xds_server.sources.model_card import read_card
 RECORDED = (Path(__file__).parent / "data" / "vllm_models.txt").read_bytes().splitlines()[-1]
 
 
+# As llama.cpp's server lists its model, cut to what matters: two slots of 2048 tokens, of a model for 4096.
+LLAMACPP = b'{"object": "list", "data": [{"id": "m", "object": "model", "meta": {"n_ctx": 2048, "n_ctx_train": 4096}}]}'
+
+
 def listing(*lengths: object) -> bytes:
     return json.dumps({"data": [{"id": "m", "max_model_len": length} for length in lengths]}).encode()
 
@@ -39,6 +43,10 @@ def test_recorded() -> None:
         (listing("8192"), None, "/v1/models: '8192' is no length"),
         (listing(True), None, "/v1/models: True is no length"),
         (listing(float("nan")), None, "/v1/models: nan is no length"),
+        (LLAMACPP, 2048, ""),
+        (b'{"data": [{"meta": null}]}', None, "/v1/models does not say it"),
+        (b'{"data": [{"meta": {"n_ctx": "2048"}}]}', None, "/v1/models: '2048' is no length"),
+        (b'{"data": [{"meta": [2048]}]}', None, "/v1/models is no list of models"),
         (b"", None, "/v1/models is no list of models"),
         (b"<html>", None, "/v1/models is no list of models"),
         (b"[]", None, "/v1/models is no list of models"),

@@ -67,6 +67,32 @@ async def test_an_endpoint_that_refuses_fast_gets_no_traffic(tmp_path: Path, eng
     assert len(wrong) <= 0.005 * RATE * end, wrong
 
 
+async def test_an_engine_that_hangs_with_its_health_green_gets_no_traffic(tmp_path: Path, engines: Engines) -> None:
+    """Out within 5 s. Healed, it answers what it held back, so it need not wait for its breaker: back within 5 s."""
+    trimtab = Trimtab(tmp_path, "up", policy_for(engines))
+    name = engines.names[0]
+    hung_at, healed_at, end = 2.0, 8.0, 15.0
+    async with running(trimtab):
+        await trimtab.wait_serving()
+        async with asyncio.TaskGroup() as tasks:
+            load = tasks.create_task(replay(trimtab.url, steady(20, end), model="sim", seed=6))
+            await asyncio.sleep(hung_at)
+            await engines.fault(0, "hang_before_headers")
+            await asyncio.sleep(healed_at - hung_at)
+            out = (await trimtab.endpoints())[engines.addresses[0]]
+            await engines.fault(0, "none")
+        silent = await trimtab.metric("trimtab_signs_total", sign="silent")
+        sent = [attempt["arrived_at"] for attempt in await engines.attempts(0)]
+    assert (out["state"], out["takes_work"]) == ("open", False)
+    assert "no token for" in out["reason"]
+    assert silent == 1
+    start = sent[0]
+    assert not [at - start for at in sent if hung_at + 5 < at - start < healed_at - 0.2]
+    results = load.result()
+    assert share(results, name, healed_at + 5, end) > 0.15
+    assert failures(results) == []
+
+
 async def test_a_callers_quota_costs_an_endpoint_nothing(tmp_path: Path, engines: Engines) -> None:
     trimtab = Trimtab(tmp_path, "up", policy_for(engines, scoring={"law": "health"}))
     async with running(trimtab):

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,42 @@ async def test_traffic_goes_on_when_the_python_process_is_killed(tmp_path: Path)
     # The ramp lets a score rise by 15 points a second.
     for address, share in after.items():
         assert abs(share - before[address]) < 0.15, (before, after)
+
+
+async def test_sigterm_lets_streams_end_and_takes_no_new_ones(tmp_path: Path) -> None:
+    """Envoy and the services end together, when the last answer is out, with status 0."""
+    engines = Engines(tmp_path, ["a100"])
+    async with running(engines):
+        trimtab = Trimtab(tmp_path, "up", policy_for(engines))
+        async with running(trimtab):
+            await trimtab.wait_serving()
+            async with asyncio.TaskGroup() as tasks:
+                load = tasks.create_task(replay(trimtab.url, [Request(0, 100, 300)], model="sim", seed=1))
+                await until_async(lambda: in_flight(trimtab), 1)
+                trimtab.send(signal.SIGTERM)
+                await until_async(lambda: takes_connections(trimtab), 0)
+                assert not load.done()
+            assert await trimtab.ended() == 0
+    assert failures(load.result()) == []
+
+
+async def in_flight(trimtab: Trimtab) -> int:
+    return sum(row["in_flight"] for row in (await trimtab.endpoints()).values())
+
+
+async def takes_connections(trimtab: Trimtab) -> int:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", trimtab.policy["listen"]["port"])
+    except ConnectionRefusedError:
+        return 0
+    writer.close()
+    return 1
+
+
+async def until_async(probe: Callable[[], Awaitable[int]], count: int) -> None:
+    async with asyncio.timeout(10):
+        while await probe() != count:
+            await asyncio.sleep(0.02)
 
 
 def shares(endpoints: dict[str, dict[str, float]]) -> dict[str, float]:

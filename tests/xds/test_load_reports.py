@@ -110,6 +110,21 @@ async def test_endpoints_that_are_left_out_are_idle_and_the_cluster_is_still_rep
     await reporter.hang_up()
 
 
+async def test_the_clusters_of_a_pools_length_classes_are_summed() -> None:
+    desk = Desk()
+    reporter = Reporter(desk.service, "n1")
+    await reporter.report(
+        **{
+            "pool/short": {"10.0.0.1 8000": (3, 3, 0, 0), "10.0.0.2 8000": (1, 1, 0, 0)},
+            "pool/long": {"10.0.0.1 8000": (2, 2, 0, 0)},
+            "other": {"10.0.0.1 8000": (1, 1, 0, 0)},
+        }
+    )
+    assert desk.last() == {"n1 pool": {"10.0.0.1:8000": 5, "10.0.0.2:8000": 1}, "n1 other": {"10.0.0.1:8000": 1}}
+    assert [load.pool for load in desk.batches[-1]] == ["pool", "other"]
+    await reporter.hang_up()
+
+
 async def test_the_end_of_a_stream_is_no_report() -> None:
     desk = Desk()
     reporter = Reporter(desk.service, "n1")

@@ -6,22 +6,30 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import grpc.aio
 
+from ext_proc.probe_answer import ProbeAnswer
 from ext_proc.sampling import SampleShare
+from ext_proc.verdict import RejectionReader
 from trimtab.cli.following import follow
 from trimtab.cli.heartbeats import Heartbeats
 from trimtab.cli.listening import bind, serve_http
 from trimtab.cli.state_file import StateFile, default_state_path
+from trimtab.datapath import cluster_name, pool_of_cluster
 from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
+from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy import Policy, PolicyError, PolicyFile, problem_at
 from trimtab.policy.model import Pool, split_host_port
-from trimtab.pool import EndpointSpec, PoolController, PoolDecision, State
+from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision, State
+from trimtab.shaping.decision import ClassDecision
+from trimtab.shaping.spill import Spill, can_take, wants_tries
+from trimtab.v1.feedback_pb2 import PoolStates
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
 from xds_server.ads import AdsService, ClientRow
@@ -31,7 +39,9 @@ from xds_server.feedback import FeedbackService
 from xds_server.lrs import LrsService
 from xds_server.metrics import Metrics
 from xds_server.resources import RUNTIME_NAME, runtime_resource, static_resources
+from xds_server.resources.fallbacks import runtime_of
 from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
+from xds_server.sources.prober import Prober, ReadAnswer
 from xds_server.sources.prometheus import PrometheusSource
 from xds_server.sources.scraper import Scraper, new_session
 from xds_server.transport import SERVER_OPTIONS
@@ -56,8 +66,8 @@ _READ_AT_START: Mapping[str, Callable[[Policy], object]] = {
 class ControlPlane:
     """Owns the pools and serves ADS, LRS, feedback and the admin pages while its context lasts.
 
-    Lives on one event loop. `on_policy` hears of each new policy that comes into force meanwhile. Raises PolicyError
-    if the policy's state file cannot be written.
+    Lives on one event loop. `on_policy` hears of each new policy that comes into force meanwhile, `on_states` of
+    what becomes of the endpoints. Raises PolicyError if the policy's state file cannot be written.
     """
 
     def __init__(
@@ -65,16 +75,20 @@ class ControlPlane:
         policy_file: PolicyFile,
         policy: Policy,
         on_policy: Callable[[Policy], None] = lambda policy: None,
+        on_states: Callable[[PoolStates], None] = lambda states: None,
     ) -> None:
         self._file = policy_file
         self._policy = self._first_policy = policy
         self._on_policy = on_policy
+        self._on_states = on_states
         self._state_file = _state_file(self._policy, policy_file.path)
         self._memory = self._state_file.read() if self._state_file else {}
         self._holds_changed = asyncio.Event()
         self._pools: dict[str, _RunningPool] = {}
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
         self._usage: dict[str, tuple[float, int]] = {}
+        self._spills: dict[str, Spill] = defaultdict(Spill)
+        self._splits: dict[str, Mapping[str, object]] = {}  # entries of the runtime layer, by pool
         self._heartbeats = Heartbeats()
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
@@ -92,6 +106,7 @@ class ControlPlane:
         self._prometheus = PrometheusSource(self.observe, self.metrics.queried)
         self._stack = AsyncExitStack()
         self._scraper: Scraper
+        self._prober: Prober
 
     @property
     def policy(self) -> Policy:
@@ -110,8 +125,11 @@ class ControlPlane:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._scraper = Scraper(self.observe, await stack.enter_async_context(new_session()))
+            session = await stack.enter_async_context(new_session())
+            self._scraper = Scraper(self.observe, session)
             stack.push_async_callback(self._scraper.close)
+            self._prober = Prober(self.observe, session, _answer_reader(self._policy), self._decision_of)
+            stack.push_async_callback(self._prober.close)
             stack.push_async_callback(self._prometheus.close)
             stack.push_async_callback(self._discovery.close)
             stack.callback(self._stop_pools)
@@ -152,7 +170,9 @@ class ControlPlane:
         """Say on /readyz that this process is about to end."""
         self._state.draining = True
 
-    def take_usage(self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int) -> None:
+    def take_usage(
+        self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
+    ) -> None:
         """Take in the counters of one observing process, each since its start; to be called twice a second."""
         if not self._heartbeats.heard(time.time(), observer):
             self._observer_missed()
@@ -160,7 +180,7 @@ class ControlPlane:
         self._usage[observer] = (cpu_seconds, watched)
         if len(self._usage) > _OBSERVERS_MAX:
             del self._usage[next(iter(self._usage))]
-        self.metrics.observer(observer, cpu_seconds, watched, dropped, faults)
+        self.metrics.observer(observer, cpu_seconds, watched, dropped, faults, gated)
 
     def _lose_observer(self, observer: str) -> None:
         self._heartbeats.gone(observer)
@@ -188,6 +208,9 @@ class ControlPlane:
         for name in self._pools.keys() - wanted.keys():
             self._pools.pop(name).task.cancel()
             self._state.decisions.pop(name, None)
+        for name in self._splits.keys() - {pool.name for pool in policy.pools if pool.fallbacks}:
+            for known in (self._spills, self._splits, self._state.splits):
+                known.pop(name, None)
         for name, pool in wanted.items():
             if name in self._pools:
                 self._pools[name].reconfigure(now, pool)
@@ -197,6 +220,8 @@ class ControlPlane:
                 )
         self._discovery.update(policy)
         self._scraper.reconfigure(policy.pools)
+        self._prober.read_answer = _answer_reader(policy)
+        self._prober.reconfigure(policy.pools)
         self._prometheus.reconfigure(policy.pools)
         self._publish()
         self.metrics.policy_accepted()
@@ -206,6 +231,7 @@ class ControlPlane:
             return
         pool.set_endpoints(time.time(), endpoints)
         self._scraper.update(pool.policy, endpoints)
+        self._prober.update(pool.policy, endpoints)
         self._prometheus.update(pool.policy, endpoints)
         self._publish()
 
@@ -214,29 +240,70 @@ class ControlPlane:
         if not all(pool.is_located for pool in self._pools.values()):
             return
         resources: dict[str, Mapping[str, bytes]] = dict(static_resources(self._policy).items())
-        resources[TypeUrl.RTDS] = {RUNTIME_NAME: runtime_resource(self._share.percent)}
-        resources[TypeUrl.EDS] = {name: _assignment(pool.step()) for name, pool in self._pools.items()}
+        resources[TypeUrl.EDS] = {
+            cluster: body for pool in self._pools.values() for cluster, body in _assignments(pool.step())
+        }
+        resources[TypeUrl.RTDS] = {RUNTIME_NAME: self._runtime()}
         before = self._clusters
         self._cache.publish(resources)
         self._state.ready = True
-        for name in before.keys() & self._pools.keys():
-            if before[name] != self._clusters[name]:
-                self._pools[name].observe([ClusterChanged(time.time(), name)])
+        changed = {pool_of_cluster(name) for name, was in before.items() if self._clusters.get(name) != was}
+        for name in changed & self._pools.keys():
+            self._pools[name].observe([ClusterChanged(time.time(), name)])
 
     @property
     def _clusters(self) -> Mapping[str, Resource]:
         """As they were published last."""
         return self._cache.snapshot[TypeUrl.CDS] if self._cache.snapshot else {}
 
+    def _decision_of(self, pool: str, address: str) -> EndpointDecision | None:
+        decision = self._state.decisions.get(pool)
+        endpoints = decision.endpoints if decision else ()
+        return next((endpoint for endpoint in endpoints if endpoint.id.address == address), None)
+
     def _take_decision(self, decision: PoolDecision, step_s: float) -> None:
-        if _tell_changes(self._state.decisions.get(decision.pool), decision):
+        if holds_changed := _tell_changes(self._state.decisions.get(decision.pool), decision):
             self._holds_changed.set()
         self._state.decisions[decision.pool] = decision
         self.metrics.decided(decision, step_s)
-        if decision.changed and self._cache.snapshot is not None:
-            if decision.pool in self._cache.snapshot[TypeUrl.EDS]:
-                self._cache.assign(decision.pool, _assignment(decision))
-            self._feedback.publish(self._state.decisions.values())
+        self._split(decision)
+        if self._cache.snapshot is None:
+            return
+        if decision.changed:
+            for cluster, body in _assignments(decision):
+                if cluster in self._cache.snapshot[TypeUrl.EDS]:
+                    self._cache.assign(cluster, body)
+        if decision.changed or holds_changed:
+            self._on_states(self._feedback.publish(self._state.decisions.values()))
+
+    def _split(self, decision: PoolDecision) -> None:
+        """Say how much of a pool's work its fallbacks get."""
+        policy = self._pools[decision.pool].policy
+        if not policy.fallbacks:
+            return
+        takes = []
+        for fallback in policy.fallbacks:
+            other = self._state.decisions.get(fallback.pool) if fallback.pool else None
+            below = self._pools[fallback.pool].policy.spill_below if fallback.pool else 0.0
+            takes.append(1.0 if fallback.pool is None else can_take(other, below))
+        parts = self._spills[decision.pool].split(
+            decision.at,
+            can_take(decision, policy.spill_below),
+            takes,
+            tries=wants_tries(decision),
+            rise_per_s=policy.shaping.ramp_points_per_s / 100,
+        )
+        names = (decision.pool, *(fallback.name for fallback in policy.fallbacks))
+        self._state.splits[decision.pool] = dict(zip(names, parts, strict=True))
+        entries = runtime_of(policy, parts, {name: pool.policy for name, pool in self._pools.items()})
+        if entries != self._splits.get(decision.pool):
+            self._splits[decision.pool] = entries
+            if self._cache.snapshot is not None:
+                self._cache.set_runtime(RUNTIME_NAME, self._runtime())
+
+    def _runtime(self) -> bytes:
+        splits = {key: entry for entries in self._splits.values() for key, entry in entries.items()}
+        return runtime_resource(self._share.percent, splits)
 
     async def _sample(self) -> None:
         if not self._usage:
@@ -246,7 +313,7 @@ class ControlPlane:
         percent = self._share.update(time.time(), cpu_seconds, watched)
         self.metrics.watch_share(percent)
         if self._cache.snapshot is not None:
-            self._cache.set_runtime(RUNTIME_NAME, runtime_resource(percent))
+            self._cache.set_runtime(RUNTIME_NAME, self._runtime())
 
     async def _remember_when_due(self) -> None:
         """A hold that a restart forgets is lifted by it, so those are written at once."""
@@ -376,12 +443,27 @@ def _tell_changes(before: PoolDecision | None, decision: PoolDecision) -> bool:
     return changed
 
 
-def _assignment(decision: PoolDecision) -> bytes:
+def _answer_reader(policy: Policy) -> ReadAnswer:
+    return partial(ProbeAnswer, RejectionReader.from_policy(policy.rejections))
+
+
+def _assignments(decision: PoolDecision) -> Iterator[tuple[str, bytes]]:
+    """The pool's clusters, each with its assignment."""
+    if not decision.classes:
+        yield _assignment(cluster_name(decision.pool), [(one.id, one) for one in decision.endpoints])
+    for number, name in enumerate(decision.classes):
+        decided = [(one.id, one.classes[number]) for one in decision.endpoints]
+        yield _assignment(cluster_name(decision.pool, name), decided)
+
+
+def _assignment(
+    cluster: str, decided: Iterable[tuple[EndpointId, EndpointDecision | ClassDecision]]
+) -> tuple[str, bytes]:
     weights = []
-    for endpoint in decision.endpoints:
-        host, port = split_host_port(endpoint.id.address)
-        weights.append(EndpointWeight(host, port, endpoint.weight, draining=not endpoint.takes_work))
-    return build_assignment(decision.pool, weights)
+    for id, decision in decided:
+        host, port = split_host_port(id.address)
+        weights.append(EndpointWeight(host, port, decision.weight, draining=not decision.takes_work))
+    return cluster, build_assignment(cluster, weights)
 
 
 def _state_file(policy: Policy, policy_path: Path) -> StateFile | None:

@@ -28,8 +28,10 @@ async def observe(policy_path: Path, *, worker: bool) -> None:
         reporter = Reporter(
             policy.services.xds,
             f"ext-proc-{os.getpid()}",
+            on_states=lambda states: observers.take_states(states),
             watched=lambda: observers.watched,
             faults=lambda: observers.faults,
+            gated=lambda: observers.gated,
         )
         observers = Observers(policy, reporter.report)
         reporter.start()

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from ext_proc.access_log import AccessLogService
+from ext_proc.retries import RetryAdvice
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
@@ -18,6 +19,7 @@ from trimtab.cli.listening import CannotListenError, ensure_free
 from trimtab.fleet.observation import Observation
 from trimtab.policy import Policy
 from trimtab.policy.model import split_host_port
+from trimtab.v1.feedback_pb2 import PoolStates
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Observers:
             RejectionReader.from_policy(policy.rejections),
             policy.ext_proc.full_stream_percent,
             policy.ext_proc.reject_timeout_ms / 1000,
+            RetryAdvice(policy.pools),
         )
         self._access_log = AccessLogService(report)
 
@@ -44,11 +47,21 @@ class Observers:
         self._ext_proc.rejections = RejectionReader.from_policy(policy.rejections)
         self._ext_proc.full_stream_percent = policy.ext_proc.full_stream_percent
         self._ext_proc.reject_timeout_s = policy.ext_proc.reject_timeout_ms / 1000
+        self._ext_proc.retries.take_policy(policy.pools)
+
+    def take_states(self, states: PoolStates) -> None:
+        """Take in what the control plane does with the endpoints."""
+        self._ext_proc.retries.take_states(states)
 
     @property
     def watched(self) -> int:
         """Streamed answers watched since the start."""
         return self._ext_proc.counters.watched
+
+    @property
+    def gated(self) -> Mapping[str, int]:
+        """Streamed answers that the gate has held since the start, by why it let go of them."""
+        return self._ext_proc.counters.gated
 
     @property
     def faults(self) -> int:
@@ -69,13 +82,13 @@ class Observers:
 
 @asynccontextmanager
 async def usage_told(
-    observers: Observers, take_usage: Callable[[str, float, int, int, int], None]
+    observers: Observers, take_usage: Callable[[str, float, int, int, int, Mapping[str, int]], None]
 ) -> AsyncIterator[None]:
     """Tell a control plane in this process, twice a second, what observing costs."""
 
     async def tell() -> None:
         while True:
-            take_usage("local", time.process_time(), observers.watched, 0, observers.faults)
+            take_usage("local", time.process_time(), observers.watched, 0, observers.faults, observers.gated)
             await asyncio.sleep(_USAGE_PERIOD_S)
 
     task = asyncio.create_task(tell(), name="usage")

@@ -102,7 +102,12 @@ async def _services(policy_file: PolicyFile, *, observing: bool) -> AsyncIterato
         ):
             yield plane
     else:
-        plane = ControlPlane(policy_file, policy, on_policy=lambda changed: observers.take_policy(changed))
+        plane = ControlPlane(
+            policy_file,
+            policy,
+            on_policy=lambda changed: observers.take_policy(changed),
+            on_states=lambda states: observers.take_states(states),
+        )
         observers = Observers(policy, plane.observe)
         async with plane, observers.serving(policy.services.ext_proc), usage_told(observers, plane.take_usage):
             yield plane

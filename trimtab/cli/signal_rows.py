@@ -14,6 +14,7 @@ from trimtab.fleet.queried import CustomReading
 from trimtab.fleet.rates import Spread
 from trimtab.fleet.readings import NOT_READ, SIGNALS
 from trimtab.fleet.snapshot import EndpointView
+from trimtab.shaping.decision import ProbeView
 
 _SHARES = frozenset({"kv_usage", "prefix_hit_rate"})
 _PER_S = {
@@ -42,8 +43,11 @@ class Row:
     why: str = ""
 
 
-def rows(view: EndpointView, now: float, why_not_read: str = "") -> Iterator[Row]:
-    """A row for each signal and each custom signal. `why_not_read`: why none of them will ever be read."""
+def rows(view: EndpointView, now: float, why_not_read: str = "", probe: ProbeView | None = None) -> Iterator[Row]:
+    """A row for each signal, each custom signal, and the last probe, if there are any.
+
+    `why_not_read`: why none of the engine's signals will ever be read.
+    """
     for signal in SIGNALS:
         value = _value(signal, view)
         origin = view.signal_origins.get(_read_for(signal, view))
@@ -54,9 +58,13 @@ def rows(view: EndpointView, now: float, why_not_read: str = "") -> Iterator[Row
             text = _text(signal, value, view)
             yield Row(signal, value, text, max(0.0, now - origin.at), origin.source, origin.metric)
     yield from (_custom(name, reading, now) for name, reading in view.custom.items())
+    if probe is not None:
+        yield _probe(probe, now)
 
 
-def as_json(view: EndpointView, now: float, why_not_read: str = "") -> Mapping[str, Any]:
+def as_json(
+    view: EndpointView, now: float, why_not_read: str = "", probe: ProbeView | None = None
+) -> Mapping[str, Any]:
     """The rows of an endpoint for programs; null is UNKNOWN."""
     return {
         "name": view.name,
@@ -68,17 +76,17 @@ def as_json(view: EndpointView, now: float, why_not_read: str = "") -> Mapping[s
                 if row.value is None
                 else {"value": _plain(row.value), "age_s": row.age_s, "source": row.source, "metric": row.metric}
             )
-            for row in rows(view, now, why_not_read)
+            for row in rows(view, now, why_not_read, probe)
         },
         "rates": {name: getattr(view, name) for name in _PER_S.values()},
     }
 
 
-def table(pool: str, view: EndpointView, now: float, why_not_read: str = "") -> Table:
+def table(pool: str, view: EndpointView, now: float, why_not_read: str = "", probe: ProbeView | None = None) -> Table:
     """The rows of an endpoint for people."""
     title = view.name if view.name == view.id.address else f"{view.name} ({view.id.address})"
     shown = _table(f"pool {pool}: {title}", ("signal", "value", "age", "read from, or why it is not known"))
-    listed = list(rows(view, now, why_not_read))
+    listed = list(rows(view, now, why_not_read, probe))
     if all(row.value is None for row in listed) and len({row.why for row in listed}) == 1:
         listed = [replace(listed[0], signal="every signal")]
     for row in listed:
@@ -149,3 +157,11 @@ def _custom(name: str, reading: CustomReading, now: float) -> Row:
         return Row(name, None, why=reading.why)
     age_s = None if reading.at is None else max(0.0, now - reading.at)
     return Row(name, reading.value, f"{reading.value:g}", age_s, "prometheus")
+
+
+def _probe(probe: ProbeView, now: float) -> Row:
+    if probe.at is None:
+        return Row("probe", None, why="not probed, because it has work")
+    if probe.ttft_s is None:
+        return Row("probe", None, why=f"{probe.result}: {probe.reason}")
+    return Row("probe", probe.ttft_s, f"token in {_ms(probe.ttft_s)}", max(0.0, now - probe.at), "probe")

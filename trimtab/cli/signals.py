@@ -8,21 +8,25 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
 
+from ext_proc.probe_answer import ProbeAnswer
+from ext_proc.verdict import RejectionReader
 from trimtab.cli import signal_rows
 from trimtab.cli.stopping import stop_signal, unless_stopped
 from trimtab.fleet.observation import Observation, SignalsRead
-from trimtab.fleet.snapshot import EndpointView
 from trimtab.policy import load_policy
 from trimtab.policy.model import Policy, Pool
-from trimtab.pool import EndpointSpec, PoolController
+from trimtab.pool import EndpointDecision, EndpointSpec, PoolController
+from trimtab.shaping.decision import ProbeView
+from trimtab.shaping.liveness import probe_pause_s
 from xds_server.discovery import Discovery
-from xds_server.sources import Scraper, new_session
+from xds_server.sources import Prober, Scraper, new_session
 from xds_server.sources.prometheus import PrometheusSource
 
 _READINGS = 2  # rates need two
@@ -74,10 +78,14 @@ class _Reader:
         self._prometheus = PrometheusSource(self._observe, self._heard)
         self._stack = AsyncExitStack()
         self._scraper: Scraper
+        self._prober: Prober
 
     async def __aenter__(self) -> Self:
-        self._scraper = Scraper(self._observe, await self._stack.enter_async_context(new_session()))
-        for part in (self._scraper, self._prometheus, self._discovery):
+        session = await self._stack.enter_async_context(new_session())
+        self._scraper = Scraper(self._observe, session)
+        read_answer = partial(ProbeAnswer, RejectionReader.from_policy(self._policy.rejections))
+        self._prober = Prober(self._observe, session, read_answer, self._decision_of, spread=0)
+        for part in (self._scraper, self._prober, self._prometheus, self._discovery):
             self._stack.push_async_callback(part.close)
         self._discovery.update(self._policy)
         return self
@@ -89,6 +97,7 @@ class _Reader:
         """Wait until every source has been asked for all it has, or should have been."""
         patience_s = _PATIENCE_S + max(
             (_READINGS * pool.signals.scrape_interval_ms + pool.signals.scrape_timeout_ms) / 1000
+            + pool.probe.interval_s
             for pool in self._policy.pools
         )
         with suppress(TimeoutError):
@@ -103,7 +112,10 @@ class _Reader:
         shown = []
         for pool in self._policy.pools:
             why = _why_not_read(pool)
-            shown += [signal_rows.table(pool.name, view, now, why) for view in self._views(pool, now)]
+            shown += [
+                signal_rows.table(pool.name, endpoint.view, now, why, _probe(pool, endpoint))
+                for endpoint in self._endpoints_of(pool, now)
+            ]
             if missing := self._missing(pool):
                 shown.append(signal_rows.missing(pool.name, missing))
         return Group(*shown)
@@ -118,7 +130,8 @@ class _Reader:
                     "unresolved": list(self._discovery.unresolved(pool.name)),
                     "discovery": self._why_not_found(pool),
                     "endpoints": [
-                        signal_rows.as_json(view, now, _why_not_read(pool)) for view in self._views(pool, now)
+                        signal_rows.as_json(endpoint.view, now, _why_not_read(pool), _probe(pool, endpoint))
+                        for endpoint in self._endpoints_of(pool, now)
                     ],
                 }
                 for pool in self._policy.pools
@@ -136,10 +149,22 @@ class _Reader:
             queries = pool.signals.prometheus.texts(pool.engine) if pool.signals.prometheus else ()
             if self._endpoints[pool.name] and any((pool.name, signal) not in self._asked for signal in queries):
                 return False
+            if pool.probe.interval_s and any(
+                endpoint.probe.at is None and not probe_pause_s(endpoint, time.time(), pool.probe.interval_s)
+                for endpoint in self._endpoints_of(pool, time.time())
+            ):
+                return False
         return True
 
-    def _views(self, pool: Pool, now: float) -> Sequence[EndpointView]:
-        return [endpoint.view for endpoint in self._pools[pool.name].step(now).endpoints]
+    def _endpoints_of(self, pool: Pool, now: float) -> Sequence[EndpointDecision]:
+        return self._pools[pool.name].step(now).endpoints
+
+    def _decision_of(self, name: str, address: str) -> EndpointDecision | None:
+        """None until it was read: whether it is idle is not known before."""
+        pool = next(each for each in self._policy.pools if each.name == name)
+        if self._scraper.reads(pool) and not self._read[name, address]:
+            return None
+        return next((each for each in self._endpoints_of(pool, time.time()) if each.id.address == address), None)
 
     def _missing(self, pool: Pool) -> dict[str, str]:
         """What is not among the endpoints, and why."""
@@ -160,6 +185,7 @@ class _Reader:
         pool = next(each for each in self._policy.pools if each.name == name)
         self._pools[name].set_endpoints(time.time(), endpoints)
         self._scraper.update(pool, endpoints)
+        self._prober.update(pool, endpoints)
         self._prometheus.update(pool, endpoints)
         self._news.set()
 
@@ -174,6 +200,10 @@ class _Reader:
     def _heard(self, pool: str, signal: str, error: str) -> None:
         self._asked.add((pool, signal))
         self._news.set()
+
+
+def _probe(pool: Pool, endpoint: EndpointDecision) -> ProbeView | None:
+    return endpoint.probe if pool.probe.interval_s else None
 
 
 def _why_not_read(pool: Pool) -> str:

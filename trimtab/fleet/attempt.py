@@ -27,3 +27,4 @@ class Attempt:
     ended: AttemptEnded | None = None
     judgement: Judgement | None = None
     judged_at: float = 0.0
+    served: bool = False  # the engine has taken in its prompt

@@ -1,6 +1,5 @@
 """How one incarnation of an endpoint behaves, by its attempts: first tokens, errors, refusals, silence."""
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,10 +17,13 @@ from trimtab.fleet.judgement import (
     judge_verdict,
 )
 from trimtab.fleet.ledger import Ledger
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome, Rejected, StreamRead
+from trimtab.fleet.liveness import Liveness, Patience
+from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome, Probed, Rejected, StreamRead
 from trimtab.fleet.pace import Pace
+from trimtab.fleet.signs import Sign, Suspected
 from trimtab.fleet.silence import Silence
 from trimtab.fleet.snapshot import EndpointId, TokenSample
+from trimtab.fleet.token_ratio import PromptMeter
 
 # Long enough to outlast a burst, short enough that an endpoint is not held to what it was a minute ago.
 ERROR_HALF_LIFE_S = 10.0
@@ -44,6 +46,8 @@ class Judged:
     judgement: Judgement
     retry_after_s: float | None = None
     why: str = ""
+    generated: bool = False  # a success that took the model; an engine that hangs has others
+    sign: Sign | None = None  # what it is a sign of beyond being a failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,15 @@ class Spoke:
     started_at: float
 
 
-Evidence = Judged | Spoke | TokenSample
+@dataclass(frozen=True, slots=True)
+class ProbeHeard:
+    """What a probe found at an endpoint."""
+
+    endpoint: EndpointId
+    probed: Probed
+
+
+Evidence = Judged | Spoke | Suspected | ProbeHeard | TokenSample
 
 
 class Conduct:
@@ -73,6 +85,7 @@ class Conduct:
         ttft_alpha: float,
         coverage: Coverage,
         pace: Pace,
+        prompts: PromptMeter,
         departed: frozenset[str],
         tell: Callable[[Evidence], None],
     ) -> None:
@@ -81,28 +94,34 @@ class Conduct:
         self._departed = departed
         self._coverage = coverage
         self._pace = pace
+        self._prompts = prompts
         self._tell = tell
         self._held = Held()
-        self._joinable: set[str] = set()  # requests of which something is held and an attempt is now known
-        self._unsettled: deque[tuple[float, Attempt]] = deque()  # ended, and something may still come
+        self._joinable: dict[str, None] = {}  # requests of which something is held and an attempt is now known
+        self._unsettled: list[tuple[float, Attempt]] = []  # ended, and something may still come
         self._silence = Silence()
+        self._marks_ends = False  # a stream of it was seen to end as its protocol says
+        self.liveness = Liveness()
         self.ledger = Ledger(born_at)
         self.ttft = Ewma(ttft_alpha, MEMORY_S)
         self.errors = FadingShare(ERROR_HALF_LIFE_S)
         self.failures_in_row = 0
 
-    def started(self, started: AttemptStarted) -> None:
+    def started(self, started: AttemptStarted) -> bool:
+        """Take in a start; False if it was known, or is too old."""
         if self.ledger.start(started, missed=self._coverage.missed(started.at)) is None:
-            return
+            return False
         if started.prompt_bytes is not None:
             self._pace.sent(started.at, started.prompt_bytes)
         if self._held.of(started.request_id):
             # Not at once: the next start in the same batch may be the better match.
-            self._joinable.add(started.request_id)
+            self._joinable[started.request_id] = None
+        return True
 
     def doubt(self) -> None:
         """Tokens may have gone unseen: no stream that runs already shows silence by waiting."""
         self.ledger.doubt(self._coverage.missed_until)
+        self.liveness.unwatched()
 
     def heard(self, now: float, event: Event) -> None:
         """Take in what was heard of an attempt, and hold it while neither a start nor an end is known."""
@@ -121,10 +140,13 @@ class Conduct:
             return
         for event in self._held.of(ended.request_id):
             self._join(now, event)
+        if ended.outcome is Outcome.COMPLETE and is_success(ended.status) and attempt.rejected is None:
+            self._served(attempt)
         if attempt.judgement is None:
             judgement = judge_end(ended, spoke=attempt.token_at is not None)
             if judgement is not None:
                 self._judge(attempt, min(now, ended.at), judgement, why=explain(ended))
+        self._note_life(now, attempt, ended)
         if attempt.token_at is None and attempt.rejected is None and ended.outcome is Outcome.ABORTED:
             self._gave_up(now, attempt, ended)
         answered = _is_streamed_answer(attempt, ended)
@@ -143,9 +165,26 @@ class Conduct:
     def settle(self, now: float) -> None:
         """Judge what was waited for in vain, and forget what is old."""
         while self._unsettled and self._unsettled[0][0] <= now - VERDICT_WAIT_S:
-            self._close(now, self._unsettled.popleft()[1])
+            self._close(now, self._unsettled.pop(0)[1])
         self._held.tidy(now)
         self.ledger.tidy(now)
+
+    def suspect(self, now: float, patience: Patience, usual_ttft_s: float | None, usual_answer_s: float | None) -> None:
+        """Tell if it keeps all who wait for it waiting for far too long. None: what is usual is not known."""
+        since = self.liveness.told_at
+        if usual_ttft_s is not None:
+            stream = self.ledger.waiting_stream(since, self._coverage.silent_rank(now))
+            if stream is not None:
+                waited_since = self.liveness.waited_since(stream.started_at)
+                self._suspect_silence(now, patience, waited_since, usual_ttft_s * self._size(now, stream), "token")
+        if usual_answer_s is not None:
+            # An answer of the time when the observers were away may have come unseen.
+            answer = self.ledger.waiting_answer(max(since, self._coverage.missed_until))
+            if answer is not None:
+                self._suspect_silence(now, patience, answer.started_at, usual_answer_s, "answer")
+        stalled_s = self.liveness.stalled_for(now)
+        if stalled_s > patience.stalled_after_s:
+            self._suspect(now, Sign.STALLED, f"nothing more of its streams for {stalled_s:.1f} s")
 
     def wait(self, now: float) -> float:
         """How long [s] a stream has waited for its first token by now, as far as that is believed."""
@@ -179,9 +218,14 @@ class Conduct:
                 if event.at > attempt.read_until:
                     attempt.read_until = event.at
                     self._pace.decoded(at, event.gaps_s)
+                    self._read(attempt, event)
                 if event.verdict and attempt.judgement is not Judgement.FAILURE:
                     judgement = judge_verdict(event.verdict, 200, in_stream=True)
                     self._judge(attempt, at, judgement, why="an error event late in a stream")
+                elif event.cut_short and self._marks_ends and attempt.judgement is not Judgement.FAILURE:
+                    # Of an engine that never marks its ends, a missing mark says nothing.
+                    why = "a stream ended before its answer did"
+                    self._judge(attempt, at, Judgement.FAILURE, why=why, sign=Sign.CUT_SHORT)
             case Rejected() if attempt.rejected is None:
                 attempt.rejected = event
                 if was_held:  # and counted when it came
@@ -195,8 +239,10 @@ class Conduct:
 
     def _speak(self, now: float, attempt: Attempt, token_at: float) -> None:
         attempt.token_at = token_at
+        self._served(attempt)
         self.ledger.spoke(attempt, all_watched=self._coverage.silent_rank(now) == 0)
         self._silence.spoke(attempt.ended.at if attempt.ended else token_at)
+        self.liveness.alive(token_at)
         self._tell(Spoke(self._endpoint, token_at, attempt.started_at))
         if self._coverage.missed(attempt.started_at):
             return
@@ -215,11 +261,19 @@ class Conduct:
                 )
             )
 
+    def _served(self, attempt: Attempt) -> None:
+        """The engine has taken in the prompt: it has shown a token, or answered in full."""
+        if not attempt.served:
+            attempt.served = True
+            self._prompts.served(attempt.prompt_bytes)
+
     def _gave_up(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
         """A client left before a token was seen: unless it may have been overlooked, the endpoint was silent."""
         overlooked = self._coverage.missed(attempt.started_at) or self._coverage.silent_rank(now) > 0
         if (attempt.streamed or ended.streamed) and not (overlooked and ended.first_byte_s is not None):
             self._silence.gave_up(min(now, ended.at), max(0.0, ended.at - attempt.started_at))
+            if not overlooked and attempt.started_at > self.liveness.told_at:
+                self.liveness.gave_up(attempt.started_at, min(now, ended.at))
 
     def _close(self, now: float, attempt: Attempt) -> None:
         """Nothing more is awaited of an ended attempt: take it as it is."""
@@ -248,10 +302,11 @@ class Conduct:
         judgement: Judgement,
         retry_after_s: float | None = None,
         why: str = "",
+        sign: Sign | None = None,
     ) -> None:
         self._take_back(attempt)
         attempt.judgement, attempt.judged_at = judgement, at
-        self._count(at, attempt.started_at, judgement, retry_after_s, why)
+        self._count(at, attempt.started_at, judgement, retry_after_s, why, _took_the_model(attempt), sign)
 
     def _take_back(self, attempt: Attempt) -> None:
         if attempt.judgement is not None:
@@ -260,17 +315,67 @@ class Conduct:
         if attempt.judgement is Judgement.FAILURE:
             self.failures_in_row = max(0, self.failures_in_row - 1)
 
-    def _count(self, at: float, started_at: float, judgement: Judgement, retry_after_s: float | None, why: str) -> None:
+    def _count(
+        self,
+        at: float,
+        started_at: float,
+        judgement: Judgement,
+        retry_after_s: float | None,
+        why: str,
+        generated: bool = False,
+        sign: Sign | None = None,
+    ) -> None:
         self.errors.add(at, *as_errors(judgement))
         if judgement is Judgement.FAILURE:
             self.failures_in_row += 1
         elif judgement is Judgement.SUCCESS:
             self.failures_in_row = 0
-        self._tell(Judged(self._endpoint, at, started_at, judgement, retry_after_s, why))
+        self._tell(Judged(self._endpoint, at, started_at, judgement, retry_after_s, why, generated, sign))
+
+    def _note_life(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
+        self.liveness.reads(attempt, goes_on=False)
+        if attempt.judgement is not Judgement.SUCCESS or not _took_the_model(attempt):
+            return
+        at = min(now, ended.at)
+        if ended.streamed:
+            self.liveness.alive(at)
+        else:
+            self.liveness.answered(at, max(0.0, ended.at - attempt.started_at))
+
+    def _read(self, attempt: Attempt, event: StreamRead) -> None:
+        self._marks_ends = self._marks_ends or event.finished
+        self.liveness.reads(attempt, goes_on=not (event.finished or event.cut_short or event.verdict))
+        if event.gaps_s:
+            self.liveness.alive(event.at)
+
+    def _size(self, now: float, attempt: Attempt) -> float:
+        """How many times a usual prompt an attempt has, 1 at least: longer ones take longer."""
+        usual = self._pace.prompt_bytes_mean(now)
+        return max(1.0, attempt.prompt_bytes / usual) if usual and attempt.prompt_bytes else 1.0
+
+    def _suspect_silence(self, now: float, patience: Patience, since: float, usual_s: float, what: str) -> None:
+        silent_s = self.liveness.silent_for(now, since)
+        if silent_s > max(patience.silent_after_s, patience.silent_factor * usual_s):
+            self._suspect(now, Sign.SILENT, f"no {what} for {silent_s:.1f} s, where {usual_s:.1f} s is slow")
+
+    def _suspect(self, now: float, sign: Sign, why: str) -> None:
+        self._tell(Suspected(self._endpoint, now, self.liveness.told_at, sign, why))
+        self.liveness.told(now)
 
 
 def _verdict(rejected: Rejected) -> Judgement:
     return judge_verdict(rejected.verdict, rejected.status, rejected.in_stream)
+
+
+def _took_the_model(attempt: Attempt) -> bool:
+    """Whether an ended attempt got what only the model can give: what a GET or a bad request gets, a hung engine has.
+
+    Of a request that could not be read it is believed.
+    """
+    ended = attempt.ended
+    if ended is None or not is_success(ended.status) or attempt.rejected is not None:
+        return False
+    return attempt.streamed is not False or bool(attempt.prompt_bytes or ended.prompt_bytes)
 
 
 def _is_streamed_answer(attempt: Attempt, ended: AttemptEnded) -> bool:
@@ -290,7 +395,8 @@ def _fits(event: Event, attempt: Attempt) -> bool:
                 and (ended is None or is_success(ended.status))
             )
         case Rejected(in_stream=True):
-            status_fits = ended is None or is_success(ended.status)
+            # The gate makes the error out of it that it is, and Envoy logs that.
+            status_fits = ended is None or ended.status > 0
             return status_fits and (attempt.rejected is None or attempt.rejected == event)
         case Rejected():
             status_fits = ended is None or ended.status == event.status

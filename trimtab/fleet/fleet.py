@@ -4,9 +4,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from types import MappingProxyType
 
+from trimtab.fleet.classes import Classes
 from trimtab.fleet.conduct import Evidence
 from trimtab.fleet.coverage import Coverage
+from trimtab.fleet.liveness import Patience
 from trimtab.fleet.load import LoadReports
 from trimtab.fleet.observation import (
     AttemptEnded,
@@ -16,6 +19,7 @@ from trimtab.fleet.observation import (
     LoadReported,
     Observation,
     ObserverMissed,
+    Probed,
     Rejected,
     SignalQueried,
     SignalsRead,
@@ -27,7 +31,9 @@ from trimtab.fleet.queried import NOTHING_ASKED, Trust
 from trimtab.fleet.readings import plausible
 from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
 from trimtab.fleet.spec import EndpointSpec
+from trimtab.fleet.token_ratio import TokenRatio
 
+_NO_CLASSES: Mapping[str, float] = MappingProxyType({})
 # Of so many addresses that are gone the incarnation is kept: where none is used twice, they would fill the
 # memory.
 _DEPARTED_MAX = 1024
@@ -41,23 +47,49 @@ class _Departed:
     open_requests: frozenset[str]
 
 
+_NEVER_THERE = _Departed(-1, frozenset())
+
+
 class Fleet:
     """The profiles of one pool's endpoints. Not thread-safe: one owner calls it. `now` is Unix seconds."""
 
-    def __init__(self, pool: str, *, ttft_alpha: float, stale_after_s: float, trust: Trust = NOTHING_ASKED) -> None:
+    def __init__(
+        self,
+        pool: str,
+        *,
+        ttft_alpha: float,
+        stale_after_s: float,
+        patience: Patience,
+        trust: Trust = NOTHING_ASKED,
+        class_limits: Mapping[str, float] = _NO_CLASSES,
+    ) -> None:
         self._pool = pool
+        self._classes = Classes(class_limits)
         self._ttft_alpha = ttft_alpha
         self._stale_after_s = stale_after_s
+        self._patience = patience
         self._trust = trust
         self._coverage = Coverage()
         self._load = LoadReports()
+        self.token_ratio = TokenRatio()
         self._profiles: dict[str, Profile] = {}
         self._departed: dict[str, _Departed] = {}
         self._evidence: list[Evidence] = []
 
-    def reconfigure(self, *, ttft_alpha: float, stale_after_s: float, trust: Trust = NOTHING_ASKED) -> None:
+    def reconfigure(
+        self,
+        *,
+        ttft_alpha: float,
+        stale_after_s: float,
+        patience: Patience,
+        trust: Trust = NOTHING_ASKED,
+        class_limits: Mapping[str, float] = _NO_CLASSES,
+    ) -> None:
         """Take new numbers; they hold for samples and readings from now on."""
+        if class_limits != self._classes.limits:
+            self._classes = Classes(class_limits)
         self._ttft_alpha, self._stale_after_s, self._trust = ttft_alpha, stale_after_s, trust
+        self._patience = patience
         for profile in self._profiles.values():
             profile.conduct.ttft.alpha = ttft_alpha
 
@@ -110,10 +142,23 @@ class Fleet:
         return self._tell_all()
 
     def settle(self, now: float) -> Sequence[Evidence]:
-        """Draw what follows from the passing of time: verdicts that did not come, ends that were lost."""
+        """Draw what follows from the passing of time: verdicts that did not come, ends that were lost, silence."""
         moments = self._load.settled(now)
-        for _, profile in sorted(self._profiles.items()):
+        profiles = [profile for _, profile in sorted(self._profiles.items())]
+        for profile in profiles:
             profile.settle(now, moments)
+        # What is not known of an endpoint itself is taken from the slowest of the others.
+        ttfts_s = [profile.usual_ttft_s(now) for profile in profiles]
+        answers_s = [profile.conduct.liveness.usual_answer_s(now) for profile in profiles]
+        slowest_ttft_s = max((ttft_s for ttft_s in ttfts_s if ttft_s is not None), default=None)
+        slowest_answer_s = max((answer_s for answer_s in answers_s if answer_s is not None), default=None)
+        for profile, ttft_s, answer_s in zip(profiles, ttfts_s, answers_s, strict=True):
+            profile.conduct.suspect(
+                now,
+                self._patience,
+                slowest_ttft_s if ttft_s is None else ttft_s,
+                slowest_answer_s if answer_s is None else answer_s,
+            )
         return self._tell_all()
 
     def snapshot(self, now: float) -> PoolSnapshot:
@@ -122,17 +167,23 @@ class Fleet:
             profile.view(now, self._stale_after_s, self._trust, self._load.in_flight(now, address))
             for address, profile in self._profiles.items()
         ]
-        return PoolSnapshot(self._pool, now, tuple(sorted(views, key=lambda view: view.id)))
+        endpoints = tuple(sorted(views, key=lambda view: view.id))
+        return PoolSnapshot(
+            self._pool, now, endpoints, classes=self._classes.view(), bytes_per_token=self.token_ratio.value
+        )
 
     def _apply(self, now: float, profile: Profile, observation: Observation) -> None:
         match observation:
             case AttemptStarted():
-                profile.conduct.started(observation)
+                if profile.conduct.started(observation):
+                    self._classes.sent(observation.prompt_bytes)
             case FirstToken() | Rejected() | StreamRead():
                 profile.conduct.heard(now, observation)
             case AttemptEnded():
                 if isfinite(observation.started_at):
                     profile.conduct.ended(now, observation)
+            case Probed():
+                profile.probed(observation)
             case SignalsRead():
                 self._read(now, profile, observation)
             case SignalQueried():
@@ -166,13 +217,14 @@ class Fleet:
         return self._enter(at, profile.spec)
 
     def _enter(self, born_at: float, spec: EndpointSpec) -> Profile:
-        departed = self._departed.pop(spec.address, _Departed(-1, frozenset()))
+        departed = self._departed.pop(spec.address, _NEVER_THERE)
         profile = Profile(
             EndpointId(spec.address, departed.incarnation + 1),
             spec,
             born_at=born_at,
             ttft_alpha=self._ttft_alpha,
             coverage=self._coverage,
+            token_ratio=self.token_ratio,
             departed=departed.open_requests,
             tell=self._evidence.append,
         )

@@ -1,7 +1,5 @@
 """Observations of attempts whose start is not known yet: tokens are seen sooner than the access log is."""
 
-from collections import deque
-
 from trimtab.fleet.observation import FirstToken, Rejected, StreamRead
 
 HOLD_S = 2.0
@@ -15,7 +13,7 @@ class Held:
 
     def __init__(self) -> None:
         self._by_request: dict[str, list[Event]] = {}
-        self._line: deque[tuple[float, Event]] = deque()
+        self._line: list[tuple[float, Event]] = []  # seldom more than a few: an empty deque is larger
 
     def __contains__(self, event: Event) -> bool:
         return event in self._by_request.get(event.request_id, ())
@@ -24,7 +22,7 @@ class Held:
         self._by_request.setdefault(event.request_id, []).append(event)
         self._line.append((now, event))
         if len(self._line) > HOLD:
-            self.drop(self._line.popleft()[1])
+            self.drop(self._line.pop(0)[1])
 
     def of(self, request_id: str) -> tuple[Event, ...]:
         return tuple(self._by_request.get(request_id, ()))
@@ -38,4 +36,4 @@ class Held:
 
     def tidy(self, now: float) -> None:
         while self._line and self._line[0][0] <= now - HOLD_S:
-            self.drop(self._line.popleft()[1])
+            self.drop(self._line.pop(0)[1])

@@ -1,8 +1,8 @@
 """Leases: the attempts in flight to one incarnation of an endpoint, each taken once and given back once."""
 
 from bisect import bisect_left, bisect_right, insort_right
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from math import inf
 from operator import attrgetter
 
@@ -51,6 +51,10 @@ class AgeQueue:
         """Those that started before `started_at`, oldest first."""
         return self._line[: bisect_left(self._line, started_at, key=_start)]
 
+    def after(self, started_at: float) -> Iterator[Attempt]:
+        """Those that started after `started_at`, oldest first; the queue must not change meanwhile."""
+        return islice(self._line, self.until(started_at), None)
+
     def until(self, started_at: float) -> int:
         """How many started at `started_at` or before."""
         return bisect_right(self._line, started_at, key=_start)
@@ -68,7 +72,7 @@ class Ledger:
         self._leases = AgeQueue()
         self._streams = AgeQueue()  # without a token, where one would be seen
         self._others = AgeQueue()  # where none would be: answers in one piece, and streams that were missed
-        self._ended: deque[tuple[float, Attempt]] = deque()  # by arrival
+        self._ended: list[tuple[float, Attempt]] = []  # by arrival; a deque would keep the blocks of a rush
         self._horizon = -inf  # what happened until then can no longer be told from a repetition
         self.outstanding_prompt_bytes = 0
         self.prompt_bytes_sent = 0  # in all, ever
@@ -85,6 +89,12 @@ class Ledger:
     def decoding(self) -> int:
         """Attempts in flight that are past their first token, as far as it is known."""
         return len(self._leases) - len(self._streams) - len(self._others)
+
+    @property
+    def newest_started_at(self) -> float | None:
+        """When the newest of the attempts in flight was sent."""
+        newest = self._leases.oldest(len(self._leases) - 1) if self._leases else None
+        return newest.started_at if newest else None
 
     @property
     def request_ids(self) -> frozenset[str]:
@@ -168,6 +178,14 @@ class Ledger:
         waiting = self._streams.oldest(rank)
         return max(0.0, now - waiting.started_at) if waiting else 0.0
 
+    def waiting_stream(self, since: float, rank: int = 0) -> Attempt | None:
+        """The oldest stream without a token that started after `since`, or the one with `rank` such before it."""
+        return self._streams.oldest(self._streams.until(since) + rank)
+
+    def waiting_answer(self, since: float) -> Attempt | None:
+        """The oldest prompt that started after `since` and waits for an answer in one piece."""
+        return next((a for a in self._others.after(since) if a.streamed is False and a.prompt_bytes), None)
+
     def in_flight_at(self, at: float, since: float = -inf) -> int:
         """The leases held at a moment not long ago, by the times of starts and ends, not of their arrival.
 
@@ -222,9 +240,11 @@ class Ledger:
             self._forget_ended()
 
     def _forget_ended(self) -> None:
-        arrived_at, attempt = self._ended.popleft()
+        arrived_at, attempt = self._ended.pop(0)
         self._horizon = max(self._horizon, arrived_at)
         attempts = self._by_request[attempt.request_id]
         attempts.remove(attempt)
         if not attempts:
             del self._by_request[attempt.request_id]
+            if not self._by_request:
+                self._by_request.clear()  # an emptied dict keeps the table of a rush that is over

@@ -21,6 +21,15 @@ class Verdict(StrEnum):
     UNKNOWN = "unknown"  # the evidence does not decide
 
 
+class ProbeResult(StrEnum):
+    """What a probe found."""
+
+    TOKEN = "token"  # the endpoint generates
+    SILENT = "silent"  # no token in time, or no connection
+    WRONG = "wrong"  # an answer of no use to clients: an error, another model, an end without a token
+    UNDECIDED = "undecided"  # it says nothing of the engine: that is full, or the probe itself was not accepted
+
+
 class Outcome(StrEnum):
     """How an attempt ended, as Envoy's access log tells it."""
 
@@ -98,6 +107,7 @@ class StreamRead:
     gaps_s: tuple[float, ...]  # from each chunk that carried generated content to the next; 0 if they came together
     finished: bool  # it ended as its protocol says ([DONE], message_stop, a finish_reason)
     verdict: Verdict | None  # of an error event after the first token
+    cut_short: bool = False  # it ended cleanly, and not as its protocol says
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +211,19 @@ class SignalQueried:
     answered: bool = True  # False: the server gave no answer, and what it said before is not taken back
 
 
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """An endpoint was asked for one token, beside all traffic."""
+
+    at: float  # when it was decided
+    pool: str
+    address: str
+    started_at: float
+    result: ProbeResult
+    ttft_s: float | None = None  # where there was a token
+    reason: str = ""  # where there was none
+
+
 Observation = (
     AttemptStarted
     | FirstToken
@@ -209,6 +232,7 @@ Observation = (
     | StreamRead
     | SignalsRead
     | SignalQueried
+    | Probed
     | LoadReported
     | ClusterChanged
     | ObserverMissed

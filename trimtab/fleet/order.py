@@ -11,6 +11,7 @@ from trimtab.fleet.observation import (
     LoadReported,
     Observation,
     ObserverMissed,
+    Probed,
     Rejected,
     SignalQueried,
     SignalsRead,
@@ -35,13 +36,14 @@ def _answer(o: AttemptEnded) -> tuple[float, ...]:
 _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     SignalsRead: lambda o: (o.at, 0, o.address, repr(o)),
     SignalQueried: lambda o: (o.at, 0, o.address, repr(o)),
+    Probed: lambda o: (o.at, 1, "probe", o.address, repr(o)),
     ClusterChanged: lambda o: (o.at, 1, "cluster"),
     ObserverMissed: lambda o: (o.at, 1, "observer"),
     LoadReported: lambda o: (o.at, 1, "report", o.node, repr(o)),
     AttemptStarted: lambda o: (o.at, 2, o.address, o.request_id, _maybe(o.prompt_bytes), _maybe(o.streamed)),
     FirstToken: lambda o: (o.at, 3, o.address, o.request_id),
     Rejected: lambda o: (o.at, 4, o.address, o.request_id, repr(o)),
-    StreamRead: lambda o: (o.at, 5, o.address, o.request_id, o.gaps_s, o.finished, o.verdict or ""),
+    StreamRead: lambda o: (o.at, 5, o.address, o.request_id, o.gaps_s, o.finished, o.verdict or "", o.cut_short),
     AttemptEnded: lambda o: (
         o.at,
         6,

@@ -4,16 +4,18 @@ from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence
+from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence, ProbeHeard
 from trimtab.fleet.coverage import Coverage
 from trimtab.fleet.load import Differences, Moment
-from trimtab.fleet.observation import SignalQueried, SignalsRead
+from trimtab.fleet.observation import SCRAPE, Probed, SignalQueried, SignalsRead
 from trimtab.fleet.pace import Pace
+from trimtab.fleet.progress import Progress
 from trimtab.fleet.queried import Queried, Trust
 from trimtab.fleet.rates import Spread
 from trimtab.fleet.readings import Readings
 from trimtab.fleet.snapshot import EndpointId, EndpointView
 from trimtab.fleet.spec import EndpointSpec
+from trimtab.fleet.token_ratio import PromptMeter, TokenRatio
 
 
 class ProfileMemory(BaseModel):
@@ -46,23 +48,29 @@ class Profile:
         born_at: float,
         ttft_alpha: float,
         coverage: Coverage,
+        token_ratio: TokenRatio,
         departed: frozenset[str],
         tell: Callable[[Evidence], None],
     ) -> None:
         self.id = id
         self.spec = spec
         self.pace = Pace(MEMORY_S)
+        self._prompts = PromptMeter()
+        self._token_ratio = token_ratio
         self.conduct = Conduct(
             id,
             born_at=born_at,
             ttft_alpha=ttft_alpha,
             coverage=coverage,
             pace=self.pace,
+            prompts=self._prompts,
             departed=departed,
             tell=tell,
         )
         self._born_at = born_at
+        self._tell = tell
         self._readings = Readings()
+        self._progress = Progress()
         self._queried = Queried()
         self._differences = Differences()
         self._lease_difference = 0
@@ -74,9 +82,16 @@ class Profile:
     def read(self, now: float, read: SignalsRead) -> None:
         if self._is_news(read):
             at = min(now, read.at)
+            if (generated_since := self._readings.generated_since(read)) is not None:
+                self.conduct.liveness.alive(generated_since)
             self._readings.take(at, read)
+            self._progress.take(at, read.signals)
             if read.signals.generated_tokens is not None:
                 self.pace.counted(at, self._readings.tokens_per_s_held(read.source))
+            if read.source == SCRAPE:
+                requests = read.signals.ttft.counts[-1] if read.signals.ttft else None
+                if (ratio := self._prompts.counted(read.signals.prompt_tokens, requests)) is not None:
+                    self._token_ratio.add(ratio)
 
     def shows_restart_queried(self, seen: SignalQueried) -> bool:
         """Whether an answer of Prometheus comes from a later incarnation than this one."""
@@ -85,6 +100,10 @@ class Profile:
     def queried(self, now: float, seen: SignalQueried) -> None:
         if self._is_of_now(seen) and self._queried.take(seen) and seen.signal == "tokens_per_s":
             self.pace.counted(min(now, seen.sampled_at), seen.value)
+
+    def probed(self, probed: Probed) -> None:
+        if probed.started_at >= self._born_at:
+            self._tell(ProbeHeard(self.id, probed))
 
     def settle(self, now: float, moments: Sequence[Moment]) -> None:
         """Draw what follows from the passing of time, and from what Envoys counted at some moments."""
@@ -135,12 +154,20 @@ class Profile:
             oldest_wait_s=conduct.silence(now),
             signals=readings.signals,
             signals_age_s=self._readings.age(now),
+            moved_at=self._progress.moved_at,
+            frozen_s=self._progress.frozen_s(now, stale_after_s),
             signals_unknown=readings.unknown,
             signal_origins=readings.origins,
             custom=queried.custom,
+            newest_sent_at=ledger.newest_started_at,
             in_flight_reported=reported,
             lease_difference=self._lease_difference,
         )
+
+    def usual_ttft_s(self, now: float) -> float | None:
+        """What is slow for a first token here [s]: the P99 of the last minute, or the mean of what came before."""
+        p99_s = self.pace.ttft_p99_s(now)
+        return self.conduct.ttft.value(now) if p99_s is None else p99_s
 
     def remember(self, now: float) -> ProfileMemory:
         ttft, errors = self.conduct.ttft, self.conduct.errors

@@ -1,7 +1,9 @@
 """What an engine's counters and histograms say of the last seconds."""
 
+from array import array
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isnan, nan
 
 from trimtab.fleet.observation import Histogram, Signals
 from trimtab.fleet.windows import Lookback
@@ -10,6 +12,7 @@ _WINDOW_S = 10.0
 # Preemptions come seldom, and are counted late, when the victim is resumed.
 _PREEMPTIONS_WINDOW_S = 60.0
 _HELD_S = 0.8 * _WINDOW_S
+_COUNTERS = 4  # that a packed reading begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +37,76 @@ class Rates:
     inter_token_s: Spread | None = None
 
 
+class _Packed:
+    """What rates are taken of, of one reading, in a sixth of the memory: a pool keeps many."""
+
+    __slots__ = ("_inter_token", "_numbers", "_ttft")
+
+    def __init__(self, signals: Signals) -> None:
+        counters = (signals.generated_tokens, signals.prompt_tokens, signals.prefix_queries, signals.prefix_hits)
+        self._numbers = array("d", [nan if value is None else value for value in counters])
+        # Bounds are shared by all readings of an engine.
+        self._ttft = self._put(signals.ttft)
+        self._inter_token = self._put(signals.inter_token)
+
+    @property
+    def generated_tokens(self) -> float | None:
+        return self._counter(0)
+
+    @property
+    def prompt_tokens(self) -> float | None:
+        return self._counter(1)
+
+    @property
+    def prefix_queries(self) -> float | None:
+        return self._counter(2)
+
+    @property
+    def prefix_hits(self) -> float | None:
+        return self._counter(3)
+
+    @property
+    def ttft(self) -> Histogram | None:
+        return None if self._ttft is None else self._histogram(_COUNTERS, self._ttft)
+
+    @property
+    def inter_token(self) -> Histogram | None:
+        if self._inter_token is None:
+            return None
+        return self._histogram(len(self._numbers) - len(self._inter_token) - 1, self._inter_token)
+
+    def _counter(self, number: int) -> float | None:
+        value = self._numbers[number]
+        return None if isnan(value) else value
+
+    def _put(self, histogram: Histogram | None) -> tuple[float, ...] | None:
+        if histogram is None:
+            return None
+        self._numbers.extend(histogram.counts)
+        self._numbers.append(histogram.total)
+        return histogram.bounds
+
+    def _histogram(self, at: int, bounds: tuple[float, ...]) -> Histogram:
+        *counts, total = self._numbers[at : at + len(bounds) + 1]
+        return Histogram(bounds, tuple(counts), total)
+
+
+_NOTHING = _Packed(Signals())
+
+
 class RateWindow:
     """The readings of one source that rates are taken over."""
 
     __slots__ = ("_minute", "_recent", "tokens_per_s_held")
 
     def __init__(self) -> None:
-        self._recent = Lookback[Signals](_WINDOW_S)
+        self._recent = Lookback[_Packed](_WINDOW_S)
         self._minute = Lookback[float | None](_PREEMPTIONS_WINDOW_S)
         self.tokens_per_s_held: float | None = None  # the newest rate, if it is no matter of a moment
 
     def add(self, at: float, signals: Signals) -> Rates:
         """Take in the newest reading; the rates up to it."""
-        seconds, before = self._recent.add(at, signals) or (0.0, Signals())
+        seconds, before = self._recent.add(at, _Packed(signals)) or (0.0, _NOTHING)
         minute_s, preempted = self._minute.add(at, signals.preemptions) or (0.0, None)
         tokens_per_s = _per_second(before.generated_tokens, signals.generated_tokens, seconds)
         self.tokens_per_s_held = tokens_per_s if seconds >= _HELD_S else None
@@ -69,7 +129,7 @@ def _per_second(before: float | None, after: float | None, seconds: float) -> fl
     return None if gain is None or seconds <= 0 else gain / seconds
 
 
-def _hit_rate(before: Signals, after: Signals) -> float | None:
+def _hit_rate(before: _Packed, after: Signals) -> float | None:
     hits, queries = _gain(before.prefix_hits, after.prefix_hits), _gain(before.prefix_queries, after.prefix_queries)
     if hits is None or not queries:
         return after.prefix_hit_rate

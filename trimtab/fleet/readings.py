@@ -100,11 +100,12 @@ class ReadingsView:
 class _Source:
     """The latest readings of one source."""
 
-    __slots__ = ("at", "error", "known", "rates", "read", "window")
+    __slots__ = ("at", "error", "known", "rates", "read", "said", "window")
 
     def __init__(self) -> None:
         self.at: float | None = None
-        self.read: SignalsRead | None = None  # the last good one
+        self.read: SignalsRead | None = None  # the last good one, without its histograms: they are in the window
+        self.said: tuple[str, ...] = ()  # the signals that it had
         self.rates = Rates()
         self.error = ""  # of a failure since then
         self.window = RateWindow()
@@ -118,7 +119,8 @@ class _Source:
             return
         if self.read is not None and any(self.read.origins.get(n, place) != place for n, place in read.origins.items()):
             self.window = RateWindow()  # a counter of other series has nothing to do with the one before
-        self.at, self.read = at, read
+        self.said = tuple(name for name in SIGNALS if getattr(read.signals, name) is not None)
+        self.at, self.read = at, replace(read, signals=replace(read.signals, ttft=None, inter_token=None))
         self.rates = self.window.add(at, read.signals)
         for name in _TELL_OF_RESTARTS:
             if (value := getattr(read.signals, name)) is not None:
@@ -129,11 +131,7 @@ class _Source:
         if self.read is None:
             return ReadingsView()
         read = self.read
-        origins = {
-            name: Origin(read.source, read.origins.get(name, ""), read.at)
-            for name in SIGNALS
-            if getattr(read.signals, name) is not None
-        }
+        origins = {name: Origin(read.source, read.origins.get(name, ""), read.at) for name in self.said}
         return ReadingsView(read.signals, self.rates, origins, read.unknown)
 
     def why_unknown(self, signal: str, fresh: bool) -> str:
@@ -191,6 +189,14 @@ class Readings:
         return (
             moved("generated_tokens") < 0 or moved("preemptions") < 0 or moved("process_start") > PROCESS_START_JITTER_S
         )
+
+    def generated_since(self, read: SignalsRead) -> float | None:
+        """When its source was last read, if the engine has generated tokens between then and a new reading."""
+        source = self._sources.get(read.source)
+        if source is None or source.at is None or source.read is None:
+            return None
+        before, after = source.read.signals.generated_tokens, read.signals.generated_tokens
+        return source.at if before is not None and after is not None and after > before else None
 
     def take(self, at: float, read: SignalsRead) -> None:
         """Take in a reading of `at`. A failed one leaves the last good one."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from trimtab.fleet.observation import Signals
 from trimtab.fleet.queried import CustomReading
@@ -49,16 +50,28 @@ class EndpointView:
     error_samples: float = 0.0  # decayed number of attempts behind it
     in_flight: int = 0
     awaiting_token: int = 0  # of these, streams that have not shown a token
+    newest_sent_at: float | None = None  # when the newest of them was sent
     outstanding_prompt_bytes: int = 0  # of attempts that have not shown a token
     prompt_bytes_sent: int = 0  # of all attempts since this incarnation began
     oldest_wait_s: float = 0.0  # of a stream without a token; fading, of one whose client gave up
-    signals: Signals = field(default_factory=Signals)  # stale values are already None
+    signals: Signals = field(default_factory=Signals)  # without histograms; stale values are None
     signals_age_s: float | None = None  # of the newest good reading
+    moved_at: float | None = None  # when the engine's own numbers were last seen to move
+    frozen_s: float | None = None  # how long they have stood still although it says that it has work
     signals_unknown: Mapping[str, str] = field(default_factory=dict)  # why each of the others is not known
     signal_origins: Mapping[str, Origin] = field(default_factory=dict)  # of each known one
     custom: Mapping[str, CustomReading] = field(default_factory=dict)  # the policy's custom signals
     in_flight_reported: int | None = None  # by LRS, over all Envoys
     lease_difference: int = 0  # leases minus LRS, where it has lasted
+
+
+@dataclass(frozen=True, slots=True)
+class ClassView:
+    """A length class of a pool: requests whose bodies are about as long."""
+
+    name: str
+    up_to_bytes: float = inf  # the longest body that is in it
+    prompt_bytes_sent: int = 0  # of all its attempts since the pool has the class
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,9 @@ class PoolSnapshot:
     at: float
     endpoints: tuple[EndpointView, ...]
     held: frozenset[EndpointId] = frozenset()  # those that shaping lets have the floor at most, whatever a law says
+    classes: tuple[ClassView, ...] = ()  # short to long; of a pool that has none, none
+    barred: frozenset[EndpointId] = frozenset()  # those that take nothing of the longest class
+    bytes_per_token: float | None = None  # of a request's body for each prompt token, by what the engines count
 
 
 @dataclass(frozen=True, slots=True)

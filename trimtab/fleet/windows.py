@@ -1,7 +1,6 @@
 """Sliding windows in constant memory: over samples, and over readings of what only grows."""
 
 from array import array
-from collections import deque
 from math import inf, sqrt
 from typing import Generic, TypeVar
 
@@ -28,7 +27,7 @@ class Window:
         self._count = count
         self._span_s = span_s
         self._times = array("d", bytes(8 * count))
-        self._samples = array("d", bytes(8 * count))
+        self._samples = array("f", bytes(4 * count))  # seven digits
         self.clear()
 
     def clear(self) -> None:
@@ -45,6 +44,7 @@ class Window:
         self._times[position] = at
         self._samples[position] = sample
         self._size += 1
+        sample = self._samples[position]  # as it will be taken away again
         self._sum += sample
         self._squares += sample * sample
 
@@ -121,21 +121,23 @@ class BurstFilter:
 class Lookback(Generic[T]):
     """The readings of the last `span_s` seconds, thinned, for what was gained since. Readings come in order."""
 
-    __slots__ = ("_kept", "_span_s")
+    __slots__ = ("_readings", "_span_s", "_times")
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
-        self._kept: deque[tuple[float, T]] = deque()
+        self._times = array("d")
+        self._readings: list[T] = []
 
     def add(self, at: float, reading: T) -> tuple[float, T] | None:
         """Take in a reading; the one that it is to be compared with, after how many seconds it comes.
 
         That one is of `span_s` ago, or the last one if it is older. None for the first reading.
         """
-        kept = self._kept
-        while len(kept) > 1 and kept[1][0] <= at - self._span_s:
-            kept.popleft()
-        earlier = (at - kept[0][0], kept[0][1]) if kept else None
-        if not kept or at - kept[-1][0] >= self._span_s / _READINGS:
-            kept.append((at, reading))
+        times, readings = self._times, self._readings
+        while len(times) > 1 and times[1] <= at - self._span_s:
+            del times[0], readings[0]
+        earlier = (at - times[0], readings[0]) if times else None
+        if not times or at - times[-1] >= self._span_s / _READINGS:
+            times.append(at)
+            readings.append(reading)
         return earlier

@@ -18,6 +18,7 @@ class EngineTable(Strict):
     path: str = "/metrics"
     port: int | None = None  # None is the port that serves requests
     lists_models: bool = False  # whether /v1/models says how long a context is
+    counts_each_token: bool = False  # generated_tokens moves with each step, not when a request ends
     orca: tuple[Literal["waiting", "kv_usage"], ...] = ()  # what it can tell in its answers' headers
     waiting: tuple[MetricText, ...] = ()
     running: tuple[MetricText, ...] = ()

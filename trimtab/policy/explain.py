@@ -53,6 +53,11 @@ def _problems(details: ErrorDetails, path: Path, schema: Schema, document: Docum
         case "too_short" if value:
             # pydantic does not count the items that it refused; these have been reported.
             return
+        case "too_long":
+            limit = details["ctx"]
+            yield document.problem(
+                path, f"must be at most {limit['max_length']} items, and has {limit['actual_length']}"
+            )
         case _:
             yield document.problem(path, _misfit(value, path, schema, document))
 

@@ -9,15 +9,20 @@ import ipaddress
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
+from math import inf
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from trimtab.datapath import cluster_name
+from trimtab.fleet.classes import class_of
 from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
+from trimtab.policy.classes import class_flaws
 from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.metric import parse_metric
 from trimtab.policy.needs import unmet_needs, unreadable_terms
+from trimtab.policy.probe import Probe
 from trimtab.policy.prometheus import Prometheus
 from trimtab.policy.trust import trust_flaws
 from trimtab.policy.types import FilePath, MetricText, Port, text_schema
@@ -250,7 +255,18 @@ class Shaping(Strict):
     breaker_failures: Annotated[int, Field(ge=1, le=1000)] = Field(
         3, description="Failures in a row that open the breaker."
     )
-    breaker_open_s: Positive = Field(30, description="After that it is half open: one attempt decides.")
+    breaker_error_share: Share = Field(
+        0.05,
+        description="A larger share of failures opens the breaker too, if it is twice that of the other endpoints. "
+        "0 takes any failure for too many; 1 leaves it to the failures in a row.",
+    )
+    breaker_error_sample: Annotated[int, Field(ge=2, le=10_000)] = Field(
+        20, description="Attempts, within about half a minute, that a share of failures needs to count."
+    )
+    breaker_open_s: Positive = Field(
+        30, description="After that it is half open: one attempt decides. If that fails, it opens for twice as long,"
+    )
+    breaker_open_cap_s: Positive = Field(240, description="and at most so long.")
     kv_limit: Share = Field(
         0.85,
         description="No new work at this KV usage while another endpoint has room. "
@@ -268,6 +284,48 @@ class Shaping(Strict):
 
     def flaws(self) -> Iterator[Flaw]:
         yield from _falling(self, "cool_down_min_s", "cool_down_max_s", "cool_down_cap_s")
+        yield from _falling(self, "breaker_open_s", "breaker_open_cap_s")
+
+
+class Signs(Strict):
+    """Signs of death beyond errors. Each opens the endpoint's breaker, and a token or an answer closes it."""
+
+    silent_after_s: Positive = Field(
+        3, description="An endpoint is silent if all that was sent to it waits, without a token or an answer, so long,"
+    )
+    silent_factor: Annotated[float, Field(ge=1, le=1000)] = Field(
+        3, description="and so many times as long as its P99, more for a long prompt."
+    )
+    stalled_after_s: Positive = Field(
+        30,
+        description="It is stalled if streams that are read whole show nothing more, and nothing else does, for so "
+        "long. Sequences that vLLM had preempted were silent for 24 s.",
+    )
+
+
+class Answer(Strict):
+    """An answer that Envoy gives itself, in the shape of the API that was asked."""
+
+    message: Annotated[str, Field(min_length=1, max_length=1000)] = Field(description="What people are told.")
+    status: Annotated[int, Field(ge=500, le=599)] = Field(503, description="Status code.")
+    retry_after_s: Annotated[int, Field(ge=1, le=86_400)] = Field(5, description="When to come again, as Retry-After.")
+
+
+class Fallback(Strict):
+    """Who serves in place of a pool: exactly one of `pool`, `address` and `answer`."""
+
+    pool: Name | None = Field(None, description="Another pool; its engines must know the names that reach them.")
+    address: HostPort | None = Field(None, description="A cache, or a gateway elsewhere, over plain HTTP.")
+    answer: Answer | None = Field(None, description="A static answer. Nothing after it is ever reached.")
+
+    def flaws(self) -> Iterator[Flaw]:
+        if sum(each is not None for each in (self.pool, self.address, self.answer)) != 1:
+            yield Flaw("a fallback is exactly one of pool, address and answer", ())
+
+    @property
+    def name(self) -> str:
+        """What headers and metrics call it."""
+        return self.pool or self.address or "answer"
 
 
 class Balancing(Strict):
@@ -285,11 +343,17 @@ class Balancing(Strict):
 
 
 class Retries(Strict):
-    """Retries before the first byte of an answer, always to another endpoint where there is one."""
+    """Retries before the first byte of an answer, always to another endpoint where there is one.
+
+    An engine that is full, broken or leaving is left for another; a caller's quota never is. Refusals are retried only
+    while another endpoint of the pool takes new work.
+    """
 
     attempts: Annotated[int, Field(ge=0, le=10)] = Field(2, description="Retries after the first attempt. 0 is none.")
     status_codes: tuple[Annotated[int, Field(ge=400, le=599)], ...] = Field(
-        (429, 502, 503, 529), description="Status codes that are retried. Empty retries no answer."
+        (429, 502, 503, 529),
+        description="Status codes that are retried when the answer does not say why. An unread 429 never is: most are "
+        "quotas. Empty retries such answers with no code.",
     )
     back_off_base_ms: Annotated[int, Field(ge=1, le=10_000)] = Field(
         25,
@@ -299,6 +363,45 @@ class Retries(Strict):
 
     def flaws(self) -> Iterator[Flaw]:
         yield from _falling(self, "back_off_base_ms", "back_off_max_ms")
+
+
+class LengthClass(Strict):
+    """Requests whose prompts are about as long: they get weights of their own."""
+
+    name: Name = Field(description="A name of its own in the pool, for pages and metrics.")
+    up_to_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        None, description="Prompt tokens of its longest request, about. null: no limit, for the last class only."
+    )
+    first_token_deadline_ms: Annotated[int, Field(ge=50, le=600_000)] | None = Field(
+        None, description="The gate's deadline for this class, whose prompts take their time; null: the gate's own."
+    )
+
+
+class Gate(Strict):
+    """The first-token gate: a streamed answer is held until its first token, so silence and errors can be retried.
+
+    Needs retries. Costs two calls to the ext_proc service for each streamed attempt, outside of its CPU budget.
+    """
+
+    enabled: bool = Field(False, description="Hold streamed answers until their first token.")
+    first_token_deadline_ms: Annotated[int, Field(ge=50, le=600_000)] = Field(
+        30_000,
+        description="A streamed attempt without a token for so long is given up for one on another endpoint. Choose "
+        "more than the queue of a healthy one takes.",
+    )
+    hedge: bool = Field(
+        False,
+        description="Let the late attempt run on beside the other one: the first token wins, the loser is cancelled. "
+        "Needs a deadline of 1000 or more; from half a second before it on, error answers are not retried.",
+    )
+
+    def flaws(self) -> Iterator[Flaw]:
+        if self.hedge and self.first_token_deadline_ms < 1000:
+            yield Flaw(
+                f"hedge needs a first_token_deadline_ms of 1000 or more, not {self.first_token_deadline_ms}",
+                ("first_token_deadline_ms",),
+                ("hedge",),
+            )
 
 
 class SignalNames(Strict):
@@ -398,7 +501,7 @@ class Drills(Strict):
 class Pool(Strict):
     """Endpoints that serve the same model(s)."""
 
-    name: Name = Field(description="A name of its own; it is also the name of Envoy's cluster.")
+    name: Name = Field(description="A name of its own; the names of Envoy's clusters begin with it.")
     models: tuple[Glob, ...] = Field(
         ("*",),
         min_length=1,
@@ -418,11 +521,35 @@ class Pool(Strict):
     scoring: Annotated[ScoringPolicy, ByLaw(default_scoring().law)] = Field(
         default_factory=default_scoring, description="How an endpoint is scored: a `law` with its numbers."
     )
+    classes: Annotated[tuple[LengthClass, ...], Field(max_length=8)] = Field(
+        (),
+        description="Length classes, short to long, each with weights of its own: see docs/classes.md. Empty is one "
+        "for all.",
+    )
+    class_bytes_per_token: Annotated[float, Field(ge=1, le=100)] = Field(
+        4, description="Bytes of a request's body that count as one token where its class is chosen."
+    )
     interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(100, description="How often weights are computed.")
     shaping: Shaping = Field(default_factory=Shaping)
+    signs: Signs = Field(default_factory=Signs)
     balancing: Balancing = Field(default_factory=Balancing)
-    retries: Retries = Field(default_factory=Retries)
+    retries: Retries = Field(
+        default_factory=Retries, description="Before the first byte, always to another endpoint where there is one."
+    )
+    gate: Gate = Field(
+        default_factory=Gate,
+        description="Hold streamed answers until their first token, so that silence can be retried.",
+    )
     signals: SignalSources = Field(default_factory=SignalSources)
+    probe: Probe = Field(default_factory=Probe)
+    fallbacks: tuple[Fallback, ...] = Field(
+        (), description="Who serves while the pool is out, in this order. Empty: nobody, so then all endpoints are in."
+    )
+    spill_below: Share = Field(
+        0,
+        description="With less than this part of its capacity in, a pool keeps proportionately less of its work, and "
+        "its fallbacks get the rest. 0 keeps all of it until nothing is in.",
+    )
     drills: Drills = Field(default_factory=Drills)
 
     def flaws(self) -> Iterator[Flaw]:
@@ -438,7 +565,36 @@ class Pool(Strict):
                 ("signals", "names"),
                 ("engine",),
             )
+        if self.gate.enabled and self.retries.attempts == 0:
+            yield Flaw(
+                "the gate has nothing to turn to without retries: set retries.attempts to 1 or more",
+                ("gate", "enabled"),
+                ("retries", "attempts"),
+            )
         yield from unreadable_terms(self)
+        yield from class_flaws(self)
+        for index, fallback in enumerate(self.fallbacks):
+            if fallback.answer is not None and index + 1 < len(self.fallbacks):
+                yield Flaw("nothing after an answer is ever reached: put it last", ("fallbacks", index, "answer"))
+        for flaw in _used_twice("fallback", "fallbacks", [fallback.name for fallback in self.fallbacks]):
+            yield Flaw(flaw.message, flaw.at[0][:-1] if flaw.at else ())
+
+    @property
+    def class_limits(self) -> Mapping[str, float]:
+        """The longest body [bytes] of each length class, short to long; infinity for the last."""
+        return {
+            one.name: inf if one.up_to_tokens is None else float(int(one.up_to_tokens * self.class_bytes_per_token))
+            for one in self.classes
+        }
+
+    def class_of(self, prompt_bytes: int) -> int:
+        """The place among its length classes of a request with such a body; 0 in a pool that has none."""
+        return class_of(tuple(self.class_limits.values()), prompt_bytes)
+
+    @property
+    def clusters(self) -> Sequence[str]:
+        """The names of its clusters: one, or one for each length class, short to long."""
+        return [cluster_name(self.name, one.name) for one in self.classes] or [cluster_name(self.name)]
 
     @property
     def request_bias(self) -> float:
@@ -510,12 +666,21 @@ class Policy(Strict):
         yield from self._unreached_globs()
         yield from self._shared_addresses()
         yield from self._unmet_needs()
+        yield from self._unknown_fallbacks()
         if self.ext_proc.workers > 1 and self.services.ext_proc.startswith("unix:"):
             yield Flaw(
                 "ext_proc.workers above 1 need services.ext_proc on TCP, as in 127.0.0.1:18001: "
                 "a unix socket has one owner",
                 ("services", "ext_proc"),
             )
+
+        for index, pool in enumerate(self.pools):
+            if pool.gate.enabled and self.ext_proc.workers > 1:
+                yield Flaw(
+                    "the gate needs one observer that sees all of an attempt: set ext_proc.workers to 1",
+                    ("pools", index, "gate", "enabled"),
+                    ("ext_proc", "workers"),
+                )
 
     def _unreached_globs(self) -> Iterator[Flaw]:
         for index, pool in enumerate(self.pools):
@@ -535,6 +700,16 @@ class Policy(Strict):
             for unmet in unmet_needs(pool, self.ext_proc):
                 yield Flaw(unmet, ("pools", index, "scoring", "law"))
 
+    def _unknown_fallbacks(self) -> Iterator[Flaw]:
+        names = [pool.name for pool in self.pools]
+        for index, pool in enumerate(self.pools):
+            for position, fallback in enumerate(pool.fallbacks):
+                place = ("pools", index, "fallbacks", position, "pool")
+                if fallback.pool == pool.name:
+                    yield Flaw("a pool cannot stand in for itself", place)
+                elif fallback.pool is not None and fallback.pool not in names:
+                    yield Flaw(f"{quoted(fallback.pool)} is no pool; there is {', '.join(names)}", place)
+
     def _shared_addresses(self) -> Iterator[Flaw]:
         ours = [(("listen", "port"), self.listen.socket)]
         ours += [(("services", name), getattr(self.services, name)) for name in Services.model_fields]
@@ -553,6 +728,12 @@ class Policy(Strict):
                     yield Flaw(
                         f"{quoted(endpoint.address)} is where Envoy listens: requests would go in a circle",
                         ("pools", index, "endpoints", position, "address"),
+                    )
+            for position, fallback in enumerate(pool.fallbacks):
+                if fallback.address is not None and _collide(fallback.address, self.listen.socket):
+                    yield Flaw(
+                        f"{quoted(fallback.address)} is where Envoy listens: requests would go in a circle",
+                        ("pools", index, "fallbacks", position, "address"),
                     )
 
 

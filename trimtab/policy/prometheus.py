@@ -129,15 +129,16 @@ class CustomSignal(Strict):
     )
     join: Join | None = Field(None, description="How its series belong to endpoints; null: as the section says.")
     unit: str = Field("", description="Shown beside the value. Empty takes the preset's own, if any.")
-    action: Literal["term", "drain"] = Field(
+    action: Literal["term", "drain", "no_long_prompts", "consolidate"] = Field(
         "term",
         description="term: a term of `blend` may read it, nothing else. drain: past the threshold the endpoint gets no "
-        "new work.",
+        "new work. no_long_prompts: it gets none of the longest of the pool's classes. consolidate: while all "
+        "endpoints are below it, work is gathered on few of them.",
     )
-    above: Finite | None = Field(None, description="drain: the threshold, where a high value is bad.")
-    below: Finite | None = Field(None, description="drain: the threshold, where a low value is bad.")
+    above: Finite | None = Field(None, description="The threshold of such an action, where a high value is bad.")
+    below: Finite | None = Field(None, description="The threshold, where a low value is bad.")
     until: Finite | None = Field(
-        None, description="drain: the value at which the endpoint takes work again; null: the threshold itself."
+        None, description="The value at which the endpoint takes such work again; null: the threshold itself."
     )
 
     @property
@@ -150,7 +151,7 @@ class CustomSignal(Strict):
         return self.unit or (bundled_queries().presets[self.preset].unit if self.preset is not None else "")
 
     def is_past(self, value: float, *, was_past: bool) -> bool:
-        """Whether a value drains; one that has drained does until it is back at `until`."""
+        """Whether a value is past the threshold; one that was, is until it is back at `until`."""
         back = self.until if was_past and self.until is not None else None
         if self.above is not None:
             return value > (self.above if back is None else back)
@@ -162,12 +163,14 @@ class CustomSignal(Strict):
         if self.query is not None and self.select and "$select" not in self.query:
             yield Flaw("select goes where the query says $select, and it does not", ("select",))
         thresholds = [value for value in (self.above, self.below) if value is not None]
-        if self.action == "drain" and len(thresholds) != 1:
-            yield Flaw("action: drain needs a threshold: either above or below", ("action",))
-        if self.action != "drain":
+        if self.action != "term" and len(thresholds) != 1:
+            yield Flaw(f"action: {self.action} needs a threshold: either above or below", ("action",))
+        if self.action == "consolidate" and self.above is not None:
+            yield Flaw("action: consolidate is for low values: give below in place of above", ("above",))
+        if self.action == "term":
             for key in ("above", "below", "until"):
                 if getattr(self, key) is not None:
-                    yield Flaw(f"{key} is of no use without action: drain", (key,))
+                    yield Flaw(f"{key} is of no use without action: drain, no_long_prompts or consolidate", (key,))
         elif self.until is not None and len(thresholds) == 1:
             if self.above is not None and self.until > self.above:
                 yield Flaw(f"until ({self.until:g}) must not be above {self.above:g}, the threshold", ("until",))
@@ -247,6 +250,11 @@ class Prometheus(Strict):
                 yield Flaw(f"{one} and {other} go together: give both or none", (one,), (other,))
         yield from trust_flaws(self.ca_file, self.skip_verify, self.url)
         yield from self._bad_queries()
+        gathering = [index for index, signal in enumerate(self.custom) if signal.action == "consolidate"]
+        for index in gathering[1:]:
+            yield Flaw(
+                f"custom[{gathering[0]}] consolidates already: one signal of a pool can", ("custom", index, "action")
+            )
         names = [signal.name for signal in self.custom]
         for index, name in enumerate(names):
             if name in names[:index]:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.averages import FadingShare
+from trimtab.fleet.averages import FadingPeak, FadingShare
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.scoring.law import Law, Need, Score
 from trimtab.scoring.numbers import Positive, Share, sum_to_one
@@ -18,6 +18,8 @@ _SLA_HALF_LIFE_S = 30.0
 _SLA_PRIOR = 10.0
 # A share of so many times the allowed one doubles the weight of TTFT.
 _SLA_DOUBLES = 5.0
+# A restart weighs like preemptions at their limit; as long as those are looked back on, it counts half.
+_RESTART_HALF_LIFE_S = 60.0
 _SPREAD_ALPHA = 0.02  # weight of a new prompt: the last fifty count most
 
 
@@ -33,7 +35,9 @@ class FusedPolicy(Strict):
     length_weight: Share = Field(0.2, description="Part of the points that long prompts can lose. 0 leaves them out.")
     ttft_max_ms: Positive = Field(2000, description="A TTFT that loses all its points.")
     length_max_tokens: Positive = Field(4096, description="A mean prompt that loses all its points.")
-    bytes_per_token: Positive = Field(4, description="Bytes of a request's body for each prompt token.")
+    bytes_per_token: Positive = Field(
+        4, description="Bytes of a request's body for each prompt token, until it is learned."
+    )
     sla_ttft_ms: Positive = Field(2000, description="A first token that is later violates the SLA.")
     sla_violations: Share = Field(
         0.05,
@@ -59,16 +63,20 @@ class Fused(Law):
         self._policy = policy
         self._violations = FadingShare(_SLA_HALF_LIFE_S)
         self._prompts = _Spread()
+        self._incarnations: Mapping[str, int] = {}
+        self._restarts = FadingPeak(_RESTART_HALF_LIFE_S)
 
     def required(self) -> frozenset[Need]:
         return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+        self._watch_restarts(pool, now)
         weights = self.weights(pool, now)
         said = ", ".join(f"{term} {weight:.2f}" for term, weight in weights.items())
 
         def lost(view: EndpointView) -> dict[str, float]:
-            return points_lost({term: (weights[term], loss) for term, loss in self._losses(view).items()})
+            losses = self._losses(view, pool.bytes_per_token or self._policy.bytes_per_token)
+            return points_lost({term: (weights[term], loss) for term, loss in losses.items()})
 
         return by_capacity(pool, lost, f"weights: {said}")
 
@@ -83,22 +91,30 @@ class Fused(Law):
         allowed = policy.sla_violations
         violations = self._violations.share(now, prior_hits=0.0, prior_total=_SLA_PRIOR)
         preemptions = max((view.preemptions_per_s or 0.0 for view in pool.endpoints), default=0.0)
+        shortage = max(preemptions / policy.preemptions_per_s, self._restarts.value(now) or 0.0)
         # Between nothing and twice as much each, without a jump: a weight that jumps makes shares swing.
         grown = {
             "ttft": policy.ttft_weight * _grown((violations - allowed) / max(1e-3, (_SLA_DOUBLES - 1.0) * allowed)),
-            "kv_usage": policy.kv_weight * _grown(preemptions / policy.preemptions_per_s),
+            "kv_usage": policy.kv_weight * _grown(shortage),
             # Spread by as much as their mean is ordinary; by twice as much, a few prompts are most of the work.
             "length": policy.length_weight * _grown(self._prompts.relative - 1.0),
         }
         total = sum(grown.values())
         return {term: weight / total for term, weight in grown.items()}
 
-    def _losses(self, view: EndpointView) -> dict[str, float | None]:
+    def _watch_restarts(self, pool: PoolSnapshot, now: float) -> None:
+        """An engine that runs out of memory dies, and none says of what: a new process stands for that."""
+        incarnations = {view.id.address: view.id.incarnation for view in pool.endpoints}
+        if any(incarnations.get(address, known) > known for address, known in self._incarnations.items()):
+            self._restarts.add(now, 1.0)
+        self._incarnations = incarnations
+
+    def _losses(self, view: EndpointView, bytes_per_token: float) -> dict[str, float | None]:
         policy = self._policy
         return {
             "ttft": part(view.ttft_s, policy.ttft_max_ms / 1000.0),
             "kv_usage": view.signals.kv_usage,
-            "length": part(view.prompt_bytes_mean, policy.length_max_tokens * policy.bytes_per_token),
+            "length": part(view.prompt_bytes_mean, policy.length_max_tokens * bytes_per_token),
         }
 
 

@@ -34,6 +34,8 @@ class Score:
 
     score: float  # 0..100, 100 is best
     share: float  # >= 0; only its proportion to the other endpoints' shares counts
+    class_shares: tuple[float, ...] = field(default=(), kw_only=True)
+    """The same for each length class of the pool, of a law that tells them apart; of the others none."""
     breakdown: Mapping[str, float] = field(default_factory=dict)  # term -> points lost, 0..100
     why: str = ""  # of the share, where it does not follow from the score: a few words for people
     prediction_error: float | None = None  # of a law that predicts TTFT: mean |predicted - seen| / seen
@@ -59,7 +61,10 @@ class Law(ABC):
 
     @abstractmethod
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        """Score every endpoint of `pool`, those in `pool.held` too; their shares are not used."""
+        """Score every endpoint of `pool`, those in `pool.held` too; their shares are not used.
+
+        Where the pool has length classes, a law that has no `class_shares` gives its shares to all of them.
+        """
 
     def required(self) -> frozenset[Need]:
         """Of what it needs, that which it reads with the numbers that it has."""

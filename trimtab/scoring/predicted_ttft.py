@@ -1,11 +1,13 @@
 """`predicted_ttft`: pour the work that is about to come so that every endpoint's first token comes equally soon."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.fleet.classes import class_of
+from trimtab.fleet.snapshot import ClassView, EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.cost_model import CostModel, is_memory
 from trimtab.scoring.law import Law, Need, Score
@@ -29,7 +31,10 @@ class PredictedTtftPolicy(Strict):
     """Numbers of the `predicted_ttft` law."""
 
     law: Literal["predicted_ttft"] = Field(default="predicted_ttft", description="Names this law.")
-    bytes_per_token: _Positive = Field(default=4, description="Bytes of a request's body for each prompt token.")
+    bytes_per_token: _Positive = Field(
+        default=4,
+        description="Bytes of a request's body for each prompt token, until what the engines count has shown it.",
+    )
     peak_half_life_s: _Positive = Field(
         default=20, description="How fast the largest burst of an interval is forgotten."
     )
@@ -90,6 +95,37 @@ class _Endpoint:
         return self.cost.predict(1.0, 1.0)
 
 
+class _Demand:
+    """The work that comes in, of one length class or in all, in thousand prompt tokens."""
+
+    __slots__ = ("_peak", "_sent", "mean", "typical")
+
+    def __init__(self) -> None:
+        self.typical = 0.0  # of a request
+        self.mean = 0.0  # of an interval
+        self._peak = 0.0  # the most that one interval has brought, fading
+        self._sent: int | None = None
+
+    @property
+    def coming(self) -> float:
+        """What the next interval may bring."""
+        return max(self.typical, self._peak)
+
+    def learn(self, kilotokens: float) -> None:
+        """Take in a request that was answered."""
+        self.typical += 0.05 * (kilotokens - self.typical) if self.typical else kilotokens
+
+    def sent(self, prompt_bytes: int) -> int:
+        """Take in the total of what was ever sent; returns what came since the last time."""
+        before, self._sent = self._sent, prompt_bytes
+        return 0 if before is None else max(0, prompt_bytes - before)
+
+    def follow(self, kilotokens: float, kept: float) -> None:
+        """Take in what the last interval brought; of what was before it, the part `kept` is left."""
+        self._peak = max(self._peak * kept, kilotokens)
+        self.mean += (1.0 - kept) * (kilotokens - self.mean)
+
+
 class PredictedTtft(Law):
     """The law. See `docs/laws/predicted_ttft.md`."""
 
@@ -105,39 +141,36 @@ class PredictedTtft(Law):
         self._policy = policy
         self._endpoints: dict[EndpointId, _Endpoint] = {}
         self._memory: dict[str, Mapping[str, float]] = {}
-        self._peak_kilotokens = 0.0
-        self._prompt_kilotokens = 0.0
+        self._up_to_bytes: tuple[float, ...] = (inf,)  # of each length class
+        self._demands = [_Demand()]  # likewise
         self._judged_at: float | None = None
+        self._learned_ratio = policy.bytes_per_token
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+        self._learned_ratio = pool.bytes_per_token or self._policy.bytes_per_token
         capacities = capacities_of(pool)
         largest = max(capacities.values(), default=1.0)
         known = [self._endpoint(view.id, capacities[view.id] / largest) for view in pool.endpoints]
         sent = [
             endpoint.sent(now, view.prompt_bytes_sent) for view, endpoint in zip(pool.endpoints, known, strict=True)
         ]
-        self._follow_demand(self._kilotokens(sum(sent)), now)
+        self._follow_demand(pool.classes, sum(sent), now)
         waits = [self._predicted(view, endpoint.cost) for view, endpoint in zip(pool.endpoints, known, strict=True)]
-        rates = [self._rate(endpoint.cost) for endpoint in known]
-        # Nothing is poured over an endpoint that takes no new work: it would be lost.
-        free = [number for number, view in enumerate(pool.endpoints) if view.id not in pool.held]
-        shares = dict(zip(free, self._shares([waits[i] for i in free], [rates[i] for i in free]), strict=True))
-        parts = []
-        for number, (view, endpoint) in enumerate(zip(pool.endpoints, known, strict=True)):
-            # By capacity, not by the learned speed, which may be the very thing that is wrong.
-            part = max(shares.get(number, 0.0), self._policy.floor * capacities[view.id] / largest)
-            if not view.in_flight and endpoint.wants_try(now, waits[number], self._policy.retry_s):
-                part = max(part, self._one_request())
-            parts.append(part)
-        total = sum(parts[number] for number in free) or 1.0
+        # By capacity, not by the learned speed, which may be the very thing that is wrong.
+        floors = [self._policy.floor * capacities[view.id] / largest for view in pool.endpoints]
+        tried = [
+            not view.in_flight and endpoint.wants_try(now, wait, self._policy.retry_s)
+            for view, endpoint, wait in zip(pool.endpoints, known, waits, strict=True)
+        ]
+        by_class = self._parts(pool, [endpoint.cost for endpoint in known], waits, floors, tried)
         return {
-            view.id: self._score(view, known[number].cost, waits[number], parts[number] / total)
+            view.id: self._score(view, known[number].cost, waits[number], [parts[number] for parts in by_class])
             for number, view in enumerate(pool.endpoints)
         }
 
     def learn(self, sample: TokenSample) -> None:
         own = self._kilotokens(sample.prompt_bytes)
-        self._prompt_kilotokens += 0.05 * (own - self._prompt_kilotokens) if self._prompt_kilotokens else own
+        self._demands[class_of(self._up_to_bytes, sample.prompt_bytes)].learn(own)
         endpoint = self._endpoints.get(sample.endpoint)
         if endpoint is not None:
             ahead = self._kilotokens(sample.outstanding_prompt_bytes)
@@ -156,7 +189,7 @@ class PredictedTtft(Law):
     def _endpoint(self, id: EndpointId, capacity: float) -> _Endpoint:
         endpoint = self._endpoints.get(id)
         if endpoint is None:
-            cost = CostModel(_FIRST_PER_KILOTOKEN_S / capacity, _FIRST_PER_ATTEMPT_S / capacity)
+            cost = CostModel(_FIRST_PER_KILOTOKEN_S / self._unit / capacity, _FIRST_PER_ATTEMPT_S / capacity)
             if (memory := self._memory.pop(id.address, None)) is not None:
                 cost.recall(memory)
             endpoint = self._endpoints[id] = _Endpoint(cost)
@@ -171,63 +204,109 @@ class PredictedTtft(Law):
         wait = cost.predict(self._kilotokens(view.outstanding_prompt_bytes), view.in_flight)
         return max(wait, view.oldest_wait_s)
 
-    def _rate(self, cost: CostModel) -> float:
+    def _parts(
+        self,
+        pool: PoolSnapshot,
+        costs: Sequence[CostModel],
+        waits: Sequence[float],
+        floors: Sequence[float],
+        tried: Sequence[bool],
+    ) -> Sequence[Sequence[float]]:
+        """For each length class, short to long, the part of each endpoint; those that take work sum to 1.
+
+        The longest class is poured first, while there is room where it costs least. The next ones find the levels
+        raised by what the longer ones are likely to bring in the same interval; by their peak it would be too much,
+        and the best endpoints would stand idle for work that seldom comes.
+        """
+        by_class: list[Sequence[float]] = []
+        levels = list(waits)
+        for demand, out in reversed(list(zip(self._demands, _out_of_each(pool), strict=True))):
+            # Nothing is poured over an endpoint that takes no new work: it would be lost.
+            free = [number for number, view in enumerate(pool.endpoints) if view.id not in out]
+            rates = [self._rate(costs[number], demand) for number in free]
+            shares = dict(zip(free, self._shares(demand, [levels[number] for number in free], rates), strict=True))
+            for number, rate in zip(free, rates, strict=True):
+                levels[number] += shares[number] * demand.mean / rate
+            try_part = self._one_request(demand)
+            parts = [
+                max(shares.get(number, 0.0), floor, try_part if is_tried else 0.0)
+                for number, (floor, is_tried) in enumerate(zip(floors, tried, strict=True))
+            ]
+            total = sum(parts[number] for number in free) or 1.0
+            by_class.append([part / total for part in parts])
+        return by_class[::-1]
+
+    def _rate(self, cost: CostModel, demand: _Demand) -> float:
         """How many thousand prompt tokens, in typical requests, raise the endpoint's TTFT by a second."""
-        typical = self._prompt_kilotokens or 1.0
+        typical = demand.typical or 1.0
         return typical / cost.predict(typical, 1.0)
 
-    def _shares(self, waits: Sequence[float], rates: Sequence[float]) -> list[float]:
+    def _shares(self, demand: _Demand, waits: Sequence[float], rates: Sequence[float]) -> list[float]:
         """The part of what comes next for each endpoint that takes work; they sum to 1."""
         # What is levelled is the TTFT of a typical request, whose own prompt takes its time too.
-        ttfts = [wait + self._prompt_kilotokens / rate for wait, rate in zip(waits, rates, strict=True)]
+        ttfts = [wait + demand.typical / rate for wait, rate in zip(waits, rates, strict=True)]
         if self._policy.form == "power":
             parts = [(1.0 / max(ttft, _LEAST_TTFT_S)) ** self._policy.gamma for ttft in ttfts]
         else:
             # A burst that takes longer than this to serve is spread over whoever is not much later than the others.
             # More would reach an endpoint that does not answer at all.
-            parts = pour(min(self._coming(), _LONGEST_POUR_S * sum(rates)), ttfts, rates)
+            parts = pour(min(demand.coming, _LONGEST_POUR_S * sum(rates)), ttfts, rates)
         total = sum(parts) or 1.0
         return [part / total for part in parts]
 
-    def _coming(self) -> float:
-        """The work [thousand prompt tokens] that the next interval may bring."""
-        return max(self._prompt_kilotokens, self._peak_kilotokens)
-
-    def _one_request(self) -> float:
+    def _one_request(self, demand: _Demand) -> float:
         """What beside the shares of all others, which sum to 1, is one typical request of what comes next.
 
         With little to come it is nearly all: each push makes Envoy begin its schedule anew, so between two pushes that
         are closer than the requests only the largest weights are picked.
         """
-        coming = self._coming()
-        part = min(_MOST_OF_A_TRY, self._prompt_kilotokens / coming) if coming else 0.0
+        coming = demand.coming
+        part = min(_MOST_OF_A_TRY, demand.typical / coming) if coming else 0.0
         return part / (1.0 - part)
 
-    def _score(self, view: EndpointView, cost: CostModel, wait: float, share: float) -> Score:
+    def _score(self, view: EndpointView, cost: CostModel, wait: float, shares: Sequence[float]) -> Score:
+        """The score of an endpoint with its share of each length class, or of all."""
         threshold = self._policy.score_threshold_ms / 1000.0
         score = 100.0 * threshold / (threshold + wait)
         prompt = cost.per_kilotoken_s * self._kilotokens(view.outstanding_prompt_bytes)
         running = cost.per_attempt_s * view.in_flight
         silence = max(0.0, wait - prompt - running)
         lost = (100.0 - score) / wait if wait > 0 else 0.0
-        a, b = 1000 * cost.per_kilotoken_s, 1000 * cost.per_attempt_s
+        a, b = 1000 * cost.per_kilotoken_s * self._unit, 1000 * cost.per_attempt_s
         why = (
-            f"{1000 * wait:.0f} ms to wait, gets {share:.1%} of what comes next "
+            f"{1000 * wait:.0f} ms to wait, gets {' / '.join(f'{share:.1%}' for share in shares)} of what comes next "
             f"({a:.0f} ms a thousand prompt tokens, {b:.1f} ms an attempt)"
         )
         breakdown = {"prompt": lost * prompt, "running": lost * running, "silence": lost * silence}
-        return Score(score, share, breakdown, why, cost.error)
+        share = sum(shares) / len(shares)
+        class_shares = tuple(shares) if len(shares) > 1 else ()
+        return Score(score, share, breakdown, why, cost.error, class_shares=class_shares)
 
-    def _follow_demand(self, kilotokens: float, now: float) -> None:
-        """Keep the largest work that one interval has brought, fading."""
-        if self._judged_at is not None:
-            elapsed = max(0.0, now - self._judged_at)
-            self._peak_kilotokens *= 0.5 ** (elapsed / self._policy.peak_half_life_s)
-        self._peak_kilotokens = max(self._peak_kilotokens, kilotokens)
+    def _follow_demand(self, classes: Sequence[ClassView], prompt_bytes: int, now: float) -> None:
+        """Follow what comes in, class by class; `prompt_bytes` came in all since the last time."""
+        limits = tuple(one.up_to_bytes for one in classes) or (inf,)
+        if limits != self._up_to_bytes:
+            self._up_to_bytes, self._demands = limits, [_Demand() for _ in limits]
+        brought = [demand.sent(one.prompt_bytes_sent) for demand, one in zip(self._demands, classes, strict=False)]
+        elapsed = 0.0 if self._judged_at is None else max(0.0, now - self._judged_at)
+        for demand, came in zip(self._demands, brought or [prompt_bytes], strict=True):
+            demand.follow(self._kilotokens(came), kept=0.5 ** (elapsed / self._policy.peak_half_life_s))
         self._judged_at = now
 
+    @property
+    def _unit(self) -> float:
+        """What a prompt token is, by the ratio that was learned, in tokens by the policy's."""
+        return self._learned_ratio / self._policy.bytes_per_token
+
     def _kilotokens(self, prompt_bytes: int) -> float:
+        """Work by the policy's ratio, always: costs are learned in this unit, and one that moved would unlearn them."""
         return prompt_bytes / self._policy.bytes_per_token / 1000.0
+
+
+def _out_of_each(pool: PoolSnapshot) -> Sequence[frozenset[EndpointId]]:
+    """Those that take nothing of each length class, short to long; of a pool that has none, of all."""
+    longest = pool.held | pool.barred
+    return [pool.held] * (len(pool.classes) - 1) + [longest]
 
 
 def pour(work: float, waits: Sequence[float], rates: Sequence[float]) -> list[float]:

@@ -108,6 +108,7 @@ class EngineModel:
         self.slow = slow
         self.resumptions = 0
         self.generated_tokens = 0  # of all sequences
+        self.prompt_tokens = 0  # of those that showed a first token, as vLLM counts
         self._on_step = on_step
         self._step0_s = kind.step0_ms / 1e3
         self._per_sequence_s = kind.per_sequence_ms / 1e3
@@ -330,6 +331,7 @@ class EngineModel:
         if sequence.first_token_at is None:
             sequence.first_token_at = at
             self._backlog -= sequence.prompt_tokens
+            self.prompt_tokens += sequence.prompt_tokens
             self._events.append(Event(at, Happening.FIRST_TOKEN, sequence))
         remaining = sequence.output_tokens - sequence._tokens
         sequence._due = self._steps + remaining

@@ -1,6 +1,9 @@
 """What Envoy is told, but for the endpoints: typed messages built from the policy, serialised."""
 
+from collections.abc import Mapping
+
 from trimtab.policy.model import Policy
+from xds_server.resources import fallbacks
 from xds_server.resources.clusters import cluster
 from xds_server.resources.listener import LISTENER_NAME, listener
 from xds_server.resources.routes import ROUTES_NAME, route_configuration
@@ -11,16 +14,20 @@ from xds_server.snapshot import TypeUrl
 def static_resources(policy: Policy) -> dict[TypeUrl, dict[str, bytes]]:
     """Type URL -> name -> serialised resource. Equal policies give equal bytes."""
     return {
-        TypeUrl.CDS: {pool.name: bytes(cluster(pool, policy.ext_proc)) for pool in policy.pools},
+        TypeUrl.CDS: {
+            made.name: bytes(made)
+            for pool in policy.pools
+            for made in (*(cluster(name, pool, policy.ext_proc) for name in pool.clusters), *fallbacks.clusters(pool))
+        },
         TypeUrl.LDS: {LISTENER_NAME: bytes(listener(policy.listen))},
         TypeUrl.RDS: {ROUTES_NAME: bytes(route_configuration(policy))},
         TypeUrl.RTDS: {RUNTIME_NAME: runtime_resource(policy.ext_proc.sample_percent)},
     }
 
 
-def runtime_resource(watch_percent: float) -> bytes:
-    """The serialised runtime layer with another share of watched attempts (0 to 100)."""
-    return bytes(runtime(watch_percent))
+def runtime_resource(watch_percent: float, splits: Mapping[str, object] | None = None) -> bytes:
+    """The serialised runtime layer with another share of watched attempts (0 to 100), and other splits."""
+    return bytes(runtime(watch_percent, splits or {}))
 
 
 __all__ = ["LISTENER_NAME", "ROUTES_NAME", "RUNTIME_NAME", "runtime_resource", "static_resources"]

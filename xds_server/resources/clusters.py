@@ -1,4 +1,4 @@
-"""One cluster per pool; its endpoints and their weights come over EDS."""
+"""One cluster per pool, or one for each of its length classes; endpoints and their weights come over EDS."""
 
 from datetime import timedelta
 
@@ -11,6 +11,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     ClusterEdsClusterConfig,
     ClusterLbPolicy,
     ClusterLeastRequestLbConfig,
+    OutlierDetection,
     UpstreamConnectionOptions,
 )
 from envoy_data_plane.envoy.config.core.v3 import (
@@ -39,10 +40,10 @@ _NO_LIMIT = 1_000_000
 _IDLE_CONNECTION = timedelta(seconds=4)
 
 
-def cluster(pool: Pool, ext_proc: ExtProc) -> Cluster:
-    """The cluster of `pool`, which has its name, as has its EDS resource."""
+def cluster(name: str, pool: Pool, ext_proc: ExtProc) -> Cluster:
+    """The cluster `name` of `pool`; its EDS resource has the same name."""
     return Cluster(
-        name=pool.name,
+        name=name,
         type=ClusterDiscoveryType.EDS,
         # A changed cluster waits for its endpoints, then goes on with those that it had.
         eds_cluster_config=ClusterEdsClusterConfig(eds_config=over_ads(give_up_after=timedelta(seconds=2))),
@@ -62,6 +63,7 @@ def cluster(pool: Pool, ext_proc: ExtProc) -> Cluster:
                 )
             ]
         ),
+        outlier_detection=_UNREACHABLE,
         # A machine that is gone without a word is noticed within a minute, while streams may be silent for
         # longer.
         upstream_connection_options=UpstreamConnectionOptions(
@@ -74,7 +76,7 @@ def cluster(pool: Pool, ext_proc: ExtProc) -> Cluster:
                     explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
                         http_protocol_options=Http1ProtocolOptions()
                     ),
-                    http_filters=upstream_filters(ext_proc),
+                    http_filters=upstream_filters(pool, ext_proc),
                 )
             )
         },
@@ -83,6 +85,26 @@ def cluster(pool: Pool, ext_proc: ExtProc) -> Cluster:
         least_request_lb_config=_least_request(pool) if pool.balancing.policy == "least_request" else None,
     )
 
+
+# Who is out is for the breaker to say, which reads what endpoints answer; by status alone Envoy would take one that is
+# full for broken. Only connections that are not made need no reading: passing over such an endpoint goes on while the
+# control plane is dead, and where nothing refuses them each would cost a request the connect time-out. It ends long
+# before a breaker is half open, so its try is not kept away.
+_UNREACHABLE = OutlierDetection(
+    split_external_local_origin_errors=True,
+    consecutive_local_origin_failure=3,
+    enforcing_consecutive_local_origin_failure=100,
+    base_ejection_time=timedelta(seconds=5),
+    max_ejection_time=timedelta(seconds=5),
+    interval=timedelta(seconds=1),
+    max_ejection_percent=50,  # where more than half cannot be reached, the way there is broken, and all are tried
+    enforcing_consecutive_5xx=0,
+    enforcing_consecutive_gateway_failure=0,
+    enforcing_success_rate=0,
+    enforcing_local_origin_success_rate=0,
+    enforcing_failure_percentage=0,
+    enforcing_failure_percentage_local_origin=0,
+)
 
 _LB_POLICIES = {"least_request": ClusterLbPolicy.LEAST_REQUEST, "round_robin": ClusterLbPolicy.ROUND_ROBIN}
 

@@ -1,10 +1,13 @@
-"""Answers that Envoy makes itself: in the shape of the OpenAI API, each with the reason in a header."""
+"""Answers that Envoy makes itself: in the shape of the API that was asked, each with the reason in a header."""
+
+from collections.abc import Iterator
 
 from envoy_data_plane.envoy.config.accesslog.v3 import (
     AccessLogFilter,
     AndFilter,
     ComparisonFilter,
     ComparisonFilterOp,
+    HeaderFilter,
     MetadataFilter,
     OrFilter,
     ResponseFlagFilter,
@@ -14,19 +17,29 @@ from envoy_data_plane.envoy.config.core.v3 import (
     DataSource,
     HeaderValue,
     HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
     RuntimeUInt32,
     SubstitutionFormatString,
 )
+from envoy_data_plane.envoy.config.route.v3 import HeaderMatcher
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     LocalReplyConfig,
     ResponseMapper,
 )
-from envoy_data_plane.envoy.type.matcher.v3 import MetadataMatcher, MetadataMatcherPathSegment, ValueMatcher
+from envoy_data_plane.envoy.type.matcher.v3 import (
+    MetadataMatcher,
+    MetadataMatcherPathSegment,
+    StringMatcher,
+    ValueMatcher,
+)
 from envoy_data_plane.google.protobuf import Struct
 
 from xds_server.resources.request_body import METADATA_NAMESPACE, NO_MODEL_KEY, UNREAD_KEY
 
 REASON_HEADER = "x-trimtab-reason"
+
+# The path of Anthropic's API; all others are OpenAI's, or an engine's own.
+ANTHROPIC_PATH = "/v1/messages"
 
 _PLAIN = "%LOCAL_REPLY_BODY%"
 
@@ -35,6 +48,12 @@ def error_body(message: str, kind: str, code: int | str, param: str | None = Non
     """The error object of the OpenAI API. Texts may hold Envoy's command operators; values are escaped."""
     error = {"message": message, "type": kind, "param": param, "code": code}
     return SubstitutionFormatString(json_format=Struct.from_dict({"error": error}), content_type="application/json")
+
+
+def anthropic_error_body(message: str, kind: str) -> SubstitutionFormatString:
+    """The error object of the Anthropic API, likewise."""
+    error = {"type": "error", "error": {"type": kind, "message": message}}
+    return SubstitutionFormatString(json_format=Struct.from_dict(error), content_type="application/json")
 
 
 def local_reply_config() -> LocalReplyConfig:
@@ -53,53 +72,85 @@ def local_reply_config() -> LocalReplyConfig:
                     text_format_source=DataSource(inline_string=_PLAIN), content_type="application/json"
                 ),
             ),
-            _mapper(
+            *_mappers(
                 "no-healthy-endpoint",
                 _flags("UH", "NC"),
                 "No endpoint can take the request now.",
                 retry_after_s=1,
             ),
-            _mapper("overloaded", _flags("UO"), "The gateway has too many requests under way.", retry_after_s=1),
-            _mapper("connect-failure", _flags("UF"), "No endpoint could be reached.", retry_after_s=1),
-            _mapper("timeout", _flags("UT", "SI", "UMSDR", "DT", "DO"), "The request took too long."),
-            _mapper("endpoint-reset", _flags("UC", "UR", "UPE", "LR"), "The endpoint broke the connection."),
-            _mapper("drill", _flags("FI"), "The gateway is being drilled: this fault is made on purpose."),
-            _mapper(
+            *_mappers("overloaded", _flags("UO"), "The gateway has too many requests under way.", retry_after_s=1),
+            *_mappers("connect-failure", _flags("UF"), "No endpoint could be reached.", retry_after_s=1),
+            *_mappers(
+                "timeout",
+                _flags("UT", "SI", "UMSDR", "DT", "DO"),
+                "The request took too long.",
+                anthropic_kind="timeout_error",
+            ),
+            *_mappers(
+                "endpoint-reset",
+                _flags("UC", "UR", "UPE", "LR"),
+                "The endpoint broke the connection.",
+                anthropic_kind="api_error",
+            ),
+            *_mappers("drill", _flags("FI"), "The gateway is being drilled: this fault is made on purpose."),
+            *_mappers(
                 "request-too-large",
                 _status(_OP.EQ, 413),
                 "The request body is larger than this gateway takes.",
-                kind=_BAD_REQUEST,
+                kind=BAD_REQUEST,
+                anthropic_kind="request_too_large",
             ),
-            _mapper(
+            *_mappers(
                 "bad-request",
                 _status(_OP.LE, 499),
                 "The gateway refuses the request: %RESPONSE_CODE_DETAILS%",  # it often says no more in the body
-                kind=_BAD_REQUEST,
+                kind=BAD_REQUEST,
+                anthropic_kind=ANTHROPIC_BAD_REQUEST,
             ),
-            _mapper("gateway-fault", _status(_OP.GE, 500), _PLAIN, kind="InternalServerError"),
+            *_mappers(
+                "gateway-fault", _status(_OP.GE, 500), _PLAIN, kind="InternalServerError", anthropic_kind="api_error"
+            ),
         ],
     )
 
 
 _OP = ComparisonFilterOp
 _UNAVAILABLE = "ServiceUnavailableError"
-_BAD_REQUEST = "BadRequestError"
+BAD_REQUEST = "BadRequestError"
+ANTHROPIC_BAD_REQUEST = "invalid_request_error"
 
 
-def _mapper(
+def _mappers(
     reason: str,
     condition: AccessLogFilter,
     message: str,
     *,
     kind: str = _UNAVAILABLE,
+    anthropic_kind: str = "overloaded_error",
     retry_after_s: int | None = None,
-) -> ResponseMapper:
+) -> Iterator[ResponseMapper]:
     headers = {REASON_HEADER: reason} | ({} if retry_after_s is None else {"retry-after": str(retry_after_s)})
-    return ResponseMapper(
-        filter=condition,
-        body_format_override=error_body(message, kind, "%RESPONSE_CODE%"),
-        headers_to_add=[HeaderValueOption(header=HeaderValue(key=key, value=value)) for key, value in headers.items()],
-    )
+    for when, body in (
+        (_all_of(condition, _asked_of_anthropic()), anthropic_error_body(message, anthropic_kind)),
+        (condition, error_body(message, kind, "%RESPONSE_CODE%")),
+    ):
+        yield ResponseMapper(
+            filter=when,
+            body_format_override=body,
+            headers_to_add=[
+                HeaderValueOption(
+                    header=HeaderValue(key=key, value=value),
+                    # A route that answers itself has said why.
+                    append_action=HeaderValueOptionHeaderAppendAction.ADD_IF_ABSENT,
+                )
+                for key, value in headers.items()
+            ],
+        )
+
+
+def _asked_of_anthropic() -> AccessLogFilter:
+    matcher = HeaderMatcher(name=":path", string_match=StringMatcher(prefix=ANTHROPIC_PATH))
+    return AccessLogFilter(header_filter=HeaderFilter(header=matcher))
 
 
 def _flags(*flags: str) -> AccessLogFilter:

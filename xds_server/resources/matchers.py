@@ -66,6 +66,8 @@ def all_of(*predicates: Predicate) -> Predicate:
 def status_in(codes: Iterable[int]) -> Predicate:
     """The answer's status is one of `codes`."""
     values = [_single(HttpResponseStatusCodeMatchInput(), StringMatcher(exact=str(code))) for code in codes]
+    if len(values) == 1:  # of which Envoy takes no list
+        return values[0]
     return Predicate(or_matcher=MatcherMatcherListPredicatePredicateList(predicate=values))
 
 

@@ -5,21 +5,29 @@ They stand in the upstream chain because the downstream chain never sees an answ
 
 from datetime import timedelta
 
-from envoy_data_plane.envoy.config.core.v3 import RuntimeFractionalPercent
+from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation
+from envoy_data_plane.envoy.config.core.v3 import (
+    HeaderValue,
+    HeaderValueOption,
+    HeaderValueOptionHeaderAppendAction,
+    RuntimeFractionalPercent,
+)
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
     ProcessingMode,
     ProcessingModeBodySendMode,
     ProcessingModeHeaderSendMode,
 )
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation as HeaderMutationFilter
+from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import Mutations
 from envoy_data_plane.envoy.extensions.filters.http.upstream_codec.v3 import UpstreamCodec
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
 from envoy_data_plane.envoy.type.v3 import FractionalPercent, FractionalPercentDenominatorType
 from envoy_data_plane.google.protobuf import Any
 from envoy_data_plane.xds.type.matcher.v3 import StringMatcher
 
-from trimtab.datapath import EXT_PROC_CLUSTER, ROLE_HEADER, WATCH_SHARE_KEY, Role
-from trimtab.policy.model import ExtProc
+from trimtab.datapath import EXT_PROC_CLUSTER, RETRY_HEADER, ROLE_HEADER, WATCH_SHARE_KEY, Role
+from trimtab.policy.model import ExtProc, Pool
 from xds_server.resources.matchers import (
     Predicate,
     all_of,
@@ -33,6 +41,7 @@ from xds_server.resources.matchers import (
 from xds_server.resources.sources import grpc_service
 
 _EXT_PROC = "envoy.filters.http.ext_proc"
+_HEADER_MUTATION = "envoy.filters.http.header_mutation"
 _CODEC = "envoy.filters.http.upstream_codec"
 
 # The answers that can mean that an endpoint is full, broken or leaving.
@@ -44,28 +53,53 @@ ERROR_STATUS = (429, 500, 502, 503, 504, 529)
 _LONG_BODY = r"[0-9]{6,}"
 
 # Attributes of the answer: those of the request are only delivered with a message about the request.
-_ATTRIBUTES = ["request.id", "upstream.address", "xds.cluster_name"]
+_ATTRIBUTES = ["request.id", "request.time", "upstream.address", "upstream.local_address", "xds.cluster_name"]
+
+# What ends a hold is the first token, the route's deadline, the client's departure or the loss of the service, whose
+# connection is watched. This is only here because Envoy would give up after 200 ms, and it may not be longer.
+_HELD_AT_MOST = timedelta(hours=1)
 
 
-def upstream_filters(policy: ExtProc) -> list[HttpFilter]:
-    """The chain of a pool's cluster, the codec last."""
+def upstream_filters(pool: Pool, policy: ExtProc) -> list[HttpFilter]:
+    """The chain of a pool's cluster, the codec last. An answer goes through it from the last to the first."""
+    is_stream = response_header("content-type", StringMatcher(prefix="text/event-stream", ignore_case=True))
     is_error = status_in(ERROR_STATUS)
     is_long = response_header("content-length", regex(_LONG_BODY))
+    if pool.gate.enabled:
+        gated = all_of(status_in([200]), is_stream)
+        watching = [only_if(gated, _EXT_PROC, _gate()), only_if(gated, _EXT_PROC, _watch(Role.WATCH_GATED))]
+    else:
+        watching = [only_if(all_of(is_stream, _sampled(policy.sample_percent)), _EXT_PROC, _watch(Role.WATCH))]
     return [
-        only_if(_is_watched(policy.sample_percent), _EXT_PROC, _watch()),
+        *watching,
         only_if(all_of(is_error, negated(is_long)), _EXT_PROC, _reject(policy, Role.REJECT)),
         only_if(all_of(is_error, is_long), _EXT_PROC, _reject(policy, Role.REJECT_HEADERS)),
+        *_unread_mark(pool),
         HttpFilter(name=_CODEC, typed_config=Any.pack(UpstreamCodec())),
     ]
 
 
-def _is_watched(percent: float) -> Predicate:
-    return all_of(
-        response_header("content-type", StringMatcher(prefix="text/event-stream", ignore_case=True)),
-        runtime_share(
-            "x-request-id",
-            RuntimeFractionalPercent(default_value=fraction(percent), runtime_key=WATCH_SHARE_KEY),
-        ),
+def _unread_mark(pool: Pool) -> list[HttpFilter]:
+    """The mark of errors that are retried unless the service reads them, and takes it off: it may be away.
+
+    A 429 gets its mark from the service alone. Most of them are quotas, and one that nobody has read must not be
+    spent twice. So does any error where attempts may run side by side (`ext_proc.retries` says why).
+    """
+    codes = [code for code in pool.retries.status_codes if code != 429]
+    if not codes or not pool.retries.attempts or (pool.gate.enabled and pool.gate.hedge):
+        return []
+    mark = HeaderValueOption(
+        header=HeaderValue(key=RETRY_HEADER, value="unread"),
+        append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+    )
+    mutations = Mutations(response_mutations=[HeaderMutation(append=mark)])
+    return [only_if(status_in(codes), _HEADER_MUTATION, HeaderMutationFilter(mutations=mutations))]
+
+
+def _sampled(percent: float) -> Predicate:
+    return runtime_share(
+        "x-request-id",
+        RuntimeFractionalPercent(default_value=fraction(percent), runtime_key=WATCH_SHARE_KEY),
     )
 
 
@@ -74,9 +108,24 @@ def fraction(percent: float) -> FractionalPercent:
     return FractionalPercent(numerator=round(percent * 100), denominator=FractionalPercentDenominatorType.TEN_THOUSAND)
 
 
-def _watch() -> ExternalProcessor:
+def _gate() -> ExternalProcessor:
+    """Holds the headers of a stream until the service, which watches its body meanwhile, ends the gRPC stream.
+
+    Headers that have passed cannot be retried, and engines send theirs before they have anything to say.
+    """
     return ExternalProcessor(
-        grpc_service=grpc_service(EXT_PROC_CLUSTER, **{ROLE_HEADER: Role.WATCH}),
+        grpc_service=grpc_service(EXT_PROC_CLUSTER, **{ROLE_HEADER: Role.GATE}),
+        stat_prefix=Role.GATE,
+        failure_mode_allow=True,
+        message_timeout=_HELD_AT_MOST,
+        processing_mode=_mode(ProcessingModeBodySendMode.NONE),
+        response_attributes=_ATTRIBUTES,
+    )
+
+
+def _watch(role: Role) -> ExternalProcessor:
+    return ExternalProcessor(
+        grpc_service=grpc_service(EXT_PROC_CLUSTER, **{ROLE_HEADER: role}),
         stat_prefix=Role.WATCH,
         observability_mode=True,  # the answer never waits for the service
         failure_mode_allow=True,  # needed in observability mode too: without it a dead service cuts answers
@@ -88,7 +137,7 @@ def _watch() -> ExternalProcessor:
 
 
 def _reject(policy: ExtProc, role: Role) -> ExternalProcessor:
-    """The error is held until the service ends the stream: having seen enough of it, or at its deadline.
+    """The error is held until the service says whether to retry it: having seen enough of it, or at its deadline.
 
     Held, because a retry drops what is left of an answer. The body is sent in pieces that wait for no reply:
     to buffer it instead would hold it until its end, however late that is, and send all of it. Envoy's own

@@ -5,6 +5,8 @@ alone.
 
 * A pool gets one route for each thing that a request can have asked for (a stream, no stream, not known), so
   that the route's name tells the access log.
+* A pool with length classes gets these for each class, the longest first: what has no length is short. The route
+  is chosen anew once the body is here, so the length is known also of one that came in chunks.
 * Pools are tried in the policy's order. A model that no pool serves is answered here, with the 404 that an
   engine would give. A request without a model that can be read (a GET, a form, no `model`) goes to the pool that
   serves `*`, else to the first one, and the engine says what it thinks of it.
@@ -19,6 +21,7 @@ alone.
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any as Json
 from urllib.parse import quote
@@ -33,6 +36,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
 from envoy_data_plane.envoy.config.route.v3 import (
     DirectResponseAction,
     HeaderMatcher,
+    HedgePolicy,
     RetryPolicy,
     RetryPolicyRetryBackOff,
     RetryPolicyRetryHostPredicate,
@@ -54,13 +58,21 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
     StringMatcher,
     ValueMatcher,
 )
+from envoy_data_plane.envoy.type.v3 import Int64Range
 from envoy_data_plane.google.protobuf import Any
 
-from trimtab.datapath import Asked, route_name
+from trimtab.datapath import RETRY_HEADER, Asked, route_name
 from trimtab.policy.model import Listen, Policy, Pool, Retries
-from xds_server.resources import globs
+from xds_server.resources import fallbacks, globs
 from xds_server.resources.drills import faults
-from xds_server.resources.local_replies import REASON_HEADER, error_body
+from xds_server.resources.local_replies import (
+    ANTHROPIC_BAD_REQUEST,
+    ANTHROPIC_PATH,
+    BAD_REQUEST,
+    REASON_HEADER,
+    anthropic_error_body,
+    error_body,
+)
 from xds_server.resources.request_body import (
     JSON_CONTENT_TYPE,
     METADATA_NAMESPACE,
@@ -93,7 +105,7 @@ def route_configuration(policy: Policy) -> RouteConfiguration:
                 domains=["*"],
                 routes=list(_routes(policy)),
                 request_body_buffer_limit=policy.listen.max_body_mib << 20,
-                response_headers_to_remove=list(_ENGINE_CORS_HEADERS),
+                response_headers_to_remove=[*_ENGINE_CORS_HEADERS, RETRY_HEADER],
                 typed_per_filter_config=_body_limit(policy.listen) | _cors(policy.listen),
             )
         ],
@@ -108,33 +120,61 @@ def _routes(policy: Policy) -> Iterator[Route]:
         yield from _model_list(policy)
     catch_all = next((pool for pool in policy.pools if "*" in pool.models), None)
     for pool in policy.pools:
-        yield from _pool_routes(policy.listen, pool, [] if pool is catch_all else [_model_is_served_by(pool)])
+        yield from _pool_routes(policy, pool, [] if pool is catch_all else [_model_is_served_by(pool)])
         if pool is catch_all:
             return
-    yield _unknown_model()
+    yield from _unknown_model()
     if len(policy.pools) > 1:
-        yield _refused_body("unread-body", UNREAD_KEY, _UNREAD)
-        yield _refused_body("model-missing", NO_MODEL_KEY, _MODEL_MISSING, param="model")
-    yield from _pool_routes(policy.listen, policy.pools[0], [])
+        yield from _refused_body("unread-body", UNREAD_KEY, _UNREAD)
+        yield from _refused_body("model-missing", NO_MODEL_KEY, _MODEL_MISSING, param="model")
+    yield from _pool_routes(policy, policy.pools[0], [])
 
 
-def _pool_routes(listen: Listen, pool: Pool, conditions: list[MetadataMatcher]) -> Iterator[Route]:
-    action = RouteAction(
-        cluster=pool.name,
-        timeout=timedelta(0),
-        idle_timeout=timedelta(seconds=listen.stream_idle_timeout_s),
-        max_stream_duration=RouteActionMaxStreamDuration(max_stream_duration=timedelta(seconds=listen.max_stream_s)),
-        retry_policy=_retry_policy(pool.retries),
-    )
+def _pool_routes(policy: Policy, pool: Pool, conditions: list[MetadataMatcher]) -> Iterator[Route]:
+    if pool.fallbacks:
+        yield from fallbacks.answer_route(pool, conditions)
+    for number in reversed(range(len(pool.clusters))):
+        yield from _cluster_routes(policy, pool, number, conditions)
+
+
+def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[MetadataMatcher]) -> Iterator[Route]:
+    listen, cluster = policy.listen, pool.clusters[number]
+    if pool.fallbacks:
+        others = {other.name: other for other in policy.pools}
+        serves = RouteAction(weighted_clusters=fallbacks.weighted_clusters(pool, cluster, others))
+    else:
+        serves = RouteAction(cluster=cluster)
     for asked, condition in _ASKED.items():
+        deadline = _first_token_deadline(pool, asked, number)
+        action = replace(
+            serves,
+            timeout=timedelta(0),
+            idle_timeout=timedelta(seconds=listen.stream_idle_timeout_s),
+            max_stream_duration=RouteActionMaxStreamDuration(
+                max_stream_duration=timedelta(seconds=listen.max_stream_s)
+            ),
+            retry_policy=_retry_policy(pool.retries, deadline),
+            hedge_policy=HedgePolicy(hedge_on_per_try_timeout=True) if deadline and pool.gate.hedge else None,
+        )
         yield Route(
             name=route_name(pool.name, asked),
-            match=RouteMatch(prefix="/", dynamic_metadata=conditions + condition),
+            match=RouteMatch(prefix="/", headers=_longer_than(pool, number), dynamic_metadata=conditions + condition),
             route=action,
             request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
             response_headers_to_remove=[RESPONSE_HEADER] if pool.signals.orca else [],
             typed_per_filter_config=faults(pool.drills),
         )
+
+
+def _longer_than(pool: Pool, number: int) -> list[HeaderMatcher]:
+    """That a body is too long for the length class before class `number`; of the shortest class nothing is asked."""
+    if number == 0:
+        return []
+    shortest = int([*pool.class_limits.values()][number - 1]) + 1
+    return [HeaderMatcher(name="content-length", range_match=Int64Range(start=shortest, end=_LONGEST_BODY))]
+
+
+_LONGEST_BODY = 2**63 - 1
 
 
 _LOAD_WANTED = HeaderValueOption(
@@ -160,14 +200,25 @@ def _model_is_served_by(pool: Pool) -> MetadataMatcher:
     return _metadata(MODEL_KEY, matcher)
 
 
-def _retry_policy(retries: Retries) -> RetryPolicy | None:
+def _first_token_deadline(pool: Pool, asked: Asked, number: int) -> timedelta | None:
+    """How long an attempt may show no token. An answer that is not streamed takes as long as all of its tokens."""
+    if not pool.gate.enabled or asked is not Asked.STREAM:
+        return None
+    of_class = pool.classes[number].first_token_deadline_ms if pool.classes else None
+    return timedelta(milliseconds=of_class or pool.gate.first_token_deadline_ms)
+
+
+def _retry_policy(retries: Retries, first_token_deadline: timedelta | None) -> RetryPolicy | None:
     if retries.attempts == 0:
         return None
     return RetryPolicy(
         # None of these comes after a byte of an answer has passed, so no client sees parts of two answers.
-        retry_on="connect-failure,refused-stream,reset-before-request,reset,retriable-status-codes",
-        retriable_status_codes=list(retries.status_codes),
+        # Not status codes: which errors are worth it is not known before they are read (`observers`).
+        retry_on="connect-failure,refused-stream,reset-before-request,reset,retriable-headers",
+        retriable_headers=[HeaderMatcher(name=RETRY_HEADER, present_match=True)],
         num_retries=retries.attempts,
+        # Envoy's limit of the time to an answer's headers, and those are held until its first token.
+        per_try_timeout=first_token_deadline,
         retry_host_predicate=[
             RetryPolicyRetryHostPredicate(
                 name="envoy.retry_host_predicates.previous_hosts",
@@ -196,33 +247,42 @@ def _other_paths(listen: Listen) -> Route:
     )
 
 
-def _unknown_model() -> Route:
+def _unknown_model() -> Iterator[Route]:
     name = f"%DYNAMIC_METADATA({METADATA_NAMESPACE}:{MODEL_KEY}):256%"
-    return _refusal(
-        "unknown-model",
-        RouteMatch(prefix="/", dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]),
-        error_body(f"The model `{name}` does not exist. {_SEE_MODELS}", "NotFoundError", 404, param="model"),
-    )
+    message = f"The model `{name}` does not exist. {_SEE_MODELS}"
+    for prefix, body in (
+        (ANTHROPIC_PATH, anthropic_error_body(message, "not_found_error")),
+        ("/", error_body(message, "NotFoundError", 404, param="model")),
+    ):
+        yield _refusal(
+            "unknown-model",
+            RouteMatch(prefix=prefix, dynamic_metadata=[_metadata(MODEL_KEY, ValueMatcher(present_match=True))]),
+            body,
+        )
 
 
-def _refused_body(name: str, key: str, message: str, param: str | None = None) -> Route:
+def _refused_body(name: str, key: str, message: str, param: str | None = None) -> Iterator[Route]:
     """What calls itself JSON and of which `key` is noted."""
-    return _refusal(
-        name,
-        RouteMatch(
-            prefix="/",
-            headers=[
-                HeaderMatcher(name=":method", string_match=StringMatcher(exact="POST")),
-                HeaderMatcher(
-                    name="content-type",
-                    string_match=StringMatcher(safe_regex=RegexMatcher(regex=JSON_CONTENT_TYPE)),
-                ),
-            ],
-            dynamic_metadata=[_metadata(key, ValueMatcher(bool_match=True))],
-        ),
-        error_body(message, "BadRequestError", 400, param=param),
-        status=400,
-    )
+    for prefix, body in (
+        (ANTHROPIC_PATH, anthropic_error_body(message, ANTHROPIC_BAD_REQUEST)),
+        ("/", error_body(message, BAD_REQUEST, 400, param=param)),
+    ):
+        yield _refusal(
+            name,
+            RouteMatch(
+                prefix=prefix,
+                headers=[
+                    HeaderMatcher(name=":method", string_match=StringMatcher(exact="POST")),
+                    HeaderMatcher(
+                        name="content-type",
+                        string_match=StringMatcher(safe_regex=RegexMatcher(regex=JSON_CONTENT_TYPE)),
+                    ),
+                ],
+                dynamic_metadata=[_metadata(key, ValueMatcher(bool_match=True))],
+            ),
+            body,
+            status=400,
+        )
 
 
 _UNREAD = (

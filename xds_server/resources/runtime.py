@@ -1,5 +1,7 @@
 """The runtime layer: numbers that Envoy reads anew for each request."""
 
+from collections.abc import Mapping
+
 from envoy_data_plane.envoy.service.runtime.v3 import Runtime
 from envoy_data_plane.google.protobuf import Struct
 
@@ -9,12 +11,15 @@ from xds_server.resources.observers import fraction
 RUNTIME_NAME = "trimtab"
 
 
-def runtime(watch_percent: float) -> Runtime:
-    """The layer of the bootstrap's name, with the share of streamed attempts that are watched (0 to 100)."""
+def runtime(watch_percent: float, splits: Mapping[str, object]) -> Runtime:
+    """The layer of the bootstrap's name, with the share of streamed attempts that are watched (0 to 100).
+
+    `splits` are the entries of pools with fallbacks.
+    """
     share = fraction(watch_percent)
     return Runtime(
         name=RUNTIME_NAME,
         layer=Struct.from_dict(
-            {WATCH_SHARE_KEY: {"numerator": share.numerator, "denominator": share.denominator.name}}
+            {WATCH_SHARE_KEY: {"numerator": share.numerator, "denominator": share.denominator.name}, **splits}
         ),
     )

@@ -1,7 +1,9 @@
 """How long a model's context is, by the list of models of an OpenAI-compatible API."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trimtab.fleet.observation import SignalsRead
 from trimtab.fleet.readings import fault_of
@@ -36,7 +38,7 @@ def read_card(body: bytes) -> ModelCard:
     """Read the answer of `/v1/models`. Of several models (adapters are listed too) the shortest context counts."""
     try:
         models = json.loads(body)["data"]
-        lengths = [model["max_model_len"] for model in models if model.get("max_model_len") is not None]
+        lengths = [length for length in map(_length, models) if length is not None]
     except (ValueError, KeyError, TypeError, AttributeError):
         return ModelCard(why=f"{MODELS_PATH} is no list of models")
     if not lengths:
@@ -45,6 +47,12 @@ def read_card(body: bytes) -> ModelCard:
     if wrong is not None:
         return ModelCard(why=f"{MODELS_PATH}: {wrong!r:.40} is no length")
     return ModelCard(float(min(lengths)), "")
+
+
+def _length(model: Mapping[str, Any]) -> Any:
+    """As vLLM and SGLang write it, or as llama.cpp does: of one of its slots."""
+    length = model.get("max_model_len")
+    return (model.get("meta") or {}).get("n_ctx") if length is None else length
 
 
 def _is_number(value: object) -> bool:

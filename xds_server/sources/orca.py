@@ -4,6 +4,7 @@ The header is asked for on answers that are not streamed: vLLM puts it on no oth
 reports, per endpoint, how often a number was told and their sum.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,18 +29,22 @@ _SIGNALS: Mapping[str, str] = {
 
 def orca_reading(at: float, pool: str, address: str, stats: Iterable[EndpointLoadMetricStats]) -> SignalsRead | None:
     """The means of what an endpoint told since the last report; None if it told nothing that we know."""
+    told: dict[str, float] = defaultdict(float)
+    answers: dict[str, int] = defaultdict(int)
+    for stat in stats:
+        told[stat.metric_name] += stat.total_metric_value  # an endpoint is in several clusters where there are classes
+        answers[stat.metric_name] += stat.num_requests_finished_with_metric
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     unknown: dict[str, str] = {}
-    for stat in stats:
-        signal = _SIGNALS.get(stat.metric_name)
-        if signal is None or not stat.num_requests_finished_with_metric:
+    for name, signal in _SIGNALS.items():
+        if not answers[name]:
             continue
-        value = stat.total_metric_value / stat.num_requests_finished_with_metric
+        value = told[name] / answers[name]
         if fault := fault_of(signal, value):
-            unknown[signal] = f"{stat.metric_name}: {fault}"
+            unknown[signal] = f"{name}: {fault}"
         else:
-            values[signal], origins[signal] = value, stat.metric_name
+            values[signal], origins[signal] = value, name
     if not origins and not unknown:
         return None
     return SignalsRead(at, pool, address, Signals(**values), source=ORCA, origins=origins, unknown=unknown)

@@ -207,7 +207,7 @@ def _targets(pool: Pool, endpoints: Iterable[EndpointSpec]) -> set[_Target]:
             url=f"{scheme}://{_with_port(endpoint.address, port)}{path}",
             path=path,
             models_url=f"{scheme}://{endpoint.address}{MODELS_PATH}" if lists_models else "",
-            host=_host(endpoint),
+            host=certificate_host(endpoint),
             engine=pool.engine,
             names=names,
             token_file=source.scrape_token_file,
@@ -219,7 +219,7 @@ def _targets(pool: Pool, endpoints: Iterable[EndpointSpec]) -> set[_Target]:
     }
 
 
-def _host(endpoint: EndpointSpec) -> str:
+def certificate_host(endpoint: EndpointSpec) -> str:
     """As the policy names it, else its IP address."""
     try:
         return split_host_port(endpoint.name)[0]

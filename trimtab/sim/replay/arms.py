@@ -97,7 +97,17 @@ def policy_arm(name: str, fleet: SimulatedFleet, policy: Pool) -> Arm:
     return _weighted(name, fleet, {field: getattr(policy, field) for field in _OF_POLICY})
 
 
-_OF_POLICY = ("scoring", "interval_ms", "shaping", "balancing", "retries", "signals", "engine")
+_OF_POLICY = (
+    "scoring",
+    "classes",
+    "class_bytes_per_token",
+    "interval_ms",
+    "shaping",
+    "balancing",
+    "retries",
+    "signals",
+    "engine",
+)
 
 
 def _weighted(name: str, fleet: SimulatedFleet, settings: Mapping[str, Any]) -> Arm:

@@ -1,5 +1,6 @@
 """The control loop in virtual time: what is seen reaches the pool's controller as late as it would live."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +44,7 @@ class Attempt:
 
     request_id: str
     gateway: int
+    length_class: int  # of the pool's; 0 where it has none
     host: int
     started_at: float
     prompt_bytes: int
@@ -68,14 +70,14 @@ class Control:
         pool: Pool,
         fleet: SimulatedFleet,
         engines: Sequence[Engine],
-        gateways: Sequence[Gateway],
+        gateways: Sequence[Sequence[Gateway]],
         rng: Random,
         push_delay_s: float,
     ) -> None:
         self._clock = clock
         self._pool = pool
         self._engines = engines
-        self._gateways = gateways
+        self._gateways = gateways  # of each Envoy, one for each length class
         self._rng = rng
         self._push_delay_s = push_delay_s
         self._interval_s = pool.interval_ms / 1000
@@ -86,6 +88,7 @@ class Control:
         for number, engine in enumerate(engines):
             engine.on_step = partial(self._stepped, number)
         self.pushes = 0
+        self.bytes_per_token: float | None = None  # as learned
         self._controller = PoolController(pool, Random(rng.getrandbits(32)))
         specs = [EndpointSpec(e.address, e.name, e.capacity, {"gpu": e.kind.name}) for e in fleet.endpoints]
         self._controller.set_endpoints(_EPOCH, specs)
@@ -202,15 +205,18 @@ class Control:
 
     def _step(self, now: float, _: Any) -> None:
         decision = self._controller.step(_EPOCH + now)
+        self.bytes_per_token = decision.bytes_per_token
         if decision.changed:
             self._clock.call_at(now + self._push_delay_s, self._put_in_force, decision)
         self._clock.call_at(now + self._interval_s, self._step)
 
     def _put_in_force(self, now: float, decision: PoolDecision) -> None:
-        weights = {endpoint.id.address: (endpoint.weight, endpoint.takes_work) for endpoint in decision.endpoints}
-        ordered = [weights[address] for address in self._addresses]
-        for gateway in self._gateways:
-            gateway.assign(ordered)
+        decided = {endpoint.id.address: endpoint for endpoint in decision.endpoints}
+        ordered = [decided[address] for address in self._addresses]
+        for clusters in self._gateways:
+            for number, cluster in enumerate(clusters):
+                of_class = [endpoint.classes[number] for endpoint in ordered] if decision.classes else ordered
+                cluster.assign([(one.weight, one.takes_work) for one in of_class])
         self.pushes += 1
 
     def _plan(self) -> None:
@@ -223,7 +229,9 @@ class Control:
                 self._clock.call_at(self._rng.uniform(0, period_s), self._scrape, number)
 
     def _report_load(self, now: float, gateway: int) -> None:
-        in_flight = {self._addresses[host.number]: host.active for host in self._gateways[gateway].hosts if host.active}
+        in_flight: Counter[str] = Counter()
+        for cluster in self._gateways[gateway]:
+            in_flight.update({self._addresses[host.number]: host.active for host in cluster.hosts if host.active})
         report = LoadReported(_EPOCH + now, self._pool.name, f"envoy-{gateway}", in_flight)
         self._clock.call_at(now + _HOP_S, self._take_in, (report,))
         self._clock.call_at(now + _LOAD_REPORT_S, self._report_load, gateway)
@@ -237,6 +245,7 @@ class Control:
             kv_usage=model.kv_usage,
             generated_tokens=float(model.generated_tokens),
             preemptions=float(model.resumptions),
+            prompt_tokens=float(model.prompt_tokens),
             process_start=_EPOCH - 1000.0,
         )
         read = SignalsRead(_EPOCH + now + _HOP_S, self._pool.name, self._addresses[number], signals)

@@ -51,7 +51,7 @@ _SELECTION_ATTEMPTS = 201
 
 
 class Gateway:
-    """One Envoy, or one picker: its own counts of what is in flight, and one balancer for each worker thread."""
+    """One cluster of an Envoy, or one picker: its own counts of what is in flight, and a balancer for each worker."""
 
     def __init__(self, hosts: Sequence[Host], workers: Sequence[Balancer], rng: Random) -> None:
         self.hosts = hosts

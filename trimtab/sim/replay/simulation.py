@@ -70,6 +70,7 @@ class Replay:
     endpoints: Sequence[EndpointFigures]
     ended_s: float
     pushes: int
+    bytes_per_token: float | None  # as it was learned; None: it was not
     cut_off_s: float | None
 
 
@@ -112,11 +113,15 @@ class Simulation:
         self._engines = [Engine(self._clock, endpoint.kind, self._happened) for endpoint in fleet.endpoints]
         self._endpoints = [Endpoint(number) for number in range(len(self._engines))]
         weights = [static_weight(arm, endpoint.capacity) for endpoint in fleet.endpoints]
-        self._gateways = []
+        self._pool = arm.pool
+        self._gateways: list[list[Gateway]] = []
         for _ in range(conditions.gateways):
-            hosts = [Host(endpoint, weight) for endpoint, weight in zip(self._endpoints, weights, strict=True)]
-            workers = [arm.balancer(hosts, Random(rng.getrandbits(64))) for _ in range(conditions.workers)]
-            self._gateways.append(Gateway(hosts, workers, rng))
+            clusters = []
+            for _ in arm.pool.clusters if arm.pool is not None else (arm.name,):
+                hosts = [Host(endpoint, weight) for endpoint, weight in zip(self._endpoints, weights, strict=True)]
+                workers = [arm.balancer(hosts, Random(rng.getrandbits(64))) for _ in range(conditions.workers)]
+                clusters.append(Gateway(hosts, workers, rng))
+            self._gateways.append(clusters)
         self._control = (
             Control(self._clock, arm.pool, fleet, self._engines, self._gateways, rng, conditions.push_delay_s)
             if arm.pool is not None
@@ -145,6 +150,7 @@ class Simulation:
             endpoints=[self._endpoint_figures(number, now) for number in range(len(self._engines))],
             ended_s=now,
             pushes=self._control.pushes if self._control is not None else 0,
+            bytes_per_token=self._control.bytes_per_token if self._control is not None else None,
             cut_off_s=now if self._is_cut else None,
         )
 
@@ -225,15 +231,18 @@ class Simulation:
         served, gateway, tried = what
         if served not in self._open:
             return  # the client left between two attempts
-        host = self._gateways[gateway].choose(now, tried)
         request = served.request
+        prompt_bytes = BYTES_PER_TOKEN * request.prompt_tokens
+        length_class = self._pool.class_of(prompt_bytes) if self._pool is not None else 0
+        host = self._gateways[gateway][length_class].choose(now, tried)
         served.attempts += 1
         attempt = _Try(
             request_id=f"r{served.number}",
             gateway=gateway,
+            length_class=length_class,
             host=host.number,
             started_at=now,
-            prompt_bytes=BYTES_PER_TOKEN * request.prompt_tokens,
+            prompt_bytes=prompt_bytes,
             served=served,
             tried=tried,
         )
@@ -276,7 +285,7 @@ class Simulation:
             self._end(now, served, Outcome.HTTP_ERROR, status)
 
     def _give_back(self, attempt: _Try) -> None:
-        self._gateways[attempt.gateway].hosts[attempt.host].active -= 1
+        self._gateways[attempt.gateway][attempt.length_class].hosts[attempt.host].active -= 1
         self._endpoints[attempt.host].in_flight -= 1
 
     # -- Engines ----------------------------------------------------------------------------------------------
@@ -297,7 +306,7 @@ class Simulation:
         attempt.first_token_at = at
         attempt.served.first_token_s = at
         ttft_s = at - attempt.started_at
-        gateway = self._gateways[attempt.gateway]
+        gateway = self._gateways[attempt.gateway][attempt.length_class]
         host = gateway.hosts[attempt.host]
         host.endpoint.answers.append((host.endpoint.in_flight, ttft_s))
         gateway.spoke(at, host, ttft_s)

@@ -1,0 +1,124 @@
+"""The first-token gate: where the stream that holds an answer meets the one that watches it.
+
+Envoy opens both for one attempt, and either may come first. They are joined by the attempt, so one process must serve
+both. If they ever miss each other, as when a connection is replaced between them, the answer passes.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from envoy.config.core.v3.base_pb2 import HeaderValueOption
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+
+from ext_proc.error_body import read_error_body
+from ext_proc.watch import Attempt, Opening, OpeningKind
+from trimtab.datapath import RETRY_HEADER
+from trimtab.fleet.observation import Verdict
+
+# The two streams begin together. One that is alone for so long stays alone, and its answer passes.
+_ALONE_S = 0.5
+
+GONE: Final = "gone"
+"""In the place of an opening: Envoy gave the attempt up, at the deadline, for a faster one, or as the client left."""
+
+_UNREAD = Opening(OpeningKind.UNREAD)
+_EMPTY = "The engine ended its answer before the first token."
+
+
+class Meetings:
+    """Attempts whose two streams have not both come yet."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Attempt, asyncio.Future[Opening]] = {}
+
+    def meet(self, attempt: Attempt) -> "asyncio.Future[Opening]":
+        """The future that both streams of an attempt get: the watching one sets it, the holding one waits for it.
+
+        For one whose counterpart does not come it ends by itself, as `UNREAD`.
+        """
+        if (opening := self._waiting.pop(attempt, None)) is None:
+            loop = asyncio.get_running_loop()
+            opening = self._waiting[attempt] = loop.create_future()
+            loop.call_later(_ALONE_S, self._give_up, attempt, opening)
+        return opening
+
+    def _give_up(self, attempt: Attempt, opening: "asyncio.Future[Opening]") -> None:
+        if self._waiting.get(attempt) is opening:
+            del self._waiting[attempt]
+            settle(opening, _UNREAD)
+
+
+def settle(future: "asyncio.Future[Opening]", opening: Opening = _UNREAD) -> None:
+    """Set how an answer began, unless that is known or nobody waits for it any more."""
+    if not future.done():
+        future.set_result(opening)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The error that a streamed answer turned out to be."""
+
+    status: int
+    verdict: Verdict
+    body: bytes  # JSON, as of an answer that is not streamed
+
+    @classmethod
+    def of(cls, opening: Opening) -> "Refusal | None":
+        """The refusal that an answer began with, if it is one.
+
+        The status is 429 for a quota, else the one that the error itself names, else 503.
+        """
+        match opening.kind:
+            case OpeningKind.ERROR:
+                error = read_error_body(opening.data)
+                code = 429 if opening.verdict is Verdict.QUOTA else _status(error.value("code"))
+                return cls(code, opening.verdict, _as_error(opening.data, error.text, code))
+            case OpeningKind.EMPTY:
+                return cls(503, opening.verdict, _as_error(b"", _EMPTY, 503))
+        return None
+
+    def answer(self, *, retry: bool) -> pb.ProcessingResponse:
+        """Makes the answer this error. The mark `retry` has the router try again; else the client gets it."""
+        headers = {":status": str(self.status), "content-type": "application/json"}
+        common = pb.CommonResponse(
+            status=pb.CommonResponse.CONTINUE_AND_REPLACE,
+            body_mutation=pb.BodyMutation(body=self.body),
+            header_mutation=_mutation(headers, retry=retry),
+        )
+        common.header_mutation.remove_headers.append("content-encoding")
+        return pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=common))
+
+
+def mark(*, retry: bool) -> pb.ProcessingResponse:
+    """Leaves an error as it is but for the mark that has the router try again."""
+    return pb.ProcessingResponse(
+        response_headers=pb.HeadersResponse(response=pb.CommonResponse(header_mutation=_mutation({}, retry=retry)))
+    )
+
+
+def _mutation(headers: dict[str, str], *, retry: bool) -> pb.HeaderMutation:
+    mutation = pb.HeaderMutation()
+    for key, value in (headers | ({RETRY_HEADER: "read"} if retry else {})).items():
+        option = mutation.set_headers.add(append_action=HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD)
+        option.header.key, option.header.raw_value = key, value.encode()
+    if not retry:
+        mutation.remove_headers.append(RETRY_HEADER)
+    return mutation
+
+
+def _status(code: str | None) -> int:
+    return int(code) if code is not None and len(code) == 3 and code.isdecimal() and 400 <= int(code) < 600 else 503
+
+
+def _as_error(data: bytes, text: str, status: int) -> bytes:
+    """The event itself if it is an error object of an API, else one of OpenAI's with its text."""
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    if isinstance(event, dict) and isinstance(event.get("error"), dict):
+        return data
+    error = {"message": text or "The engine failed.", "type": "ServiceUnavailableError", "param": None, "code": status}
+    return json.dumps({"error": error}).encode()

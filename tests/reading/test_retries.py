@@ -1,0 +1,70 @@
+"""Which refusals are worth another attempt."""
+
+import pytest
+
+from ext_proc.retries import RetryAdvice
+from trimtab.fleet.observation import Verdict
+from trimtab.policy.model import Pool
+from trimtab.v1 import feedback_pb2 as pb
+
+A, B = "10.0.0.1:8000", "10.0.0.2:8000"
+
+
+def pool(**fields: object) -> Pool:
+    return Pool.model_validate({"name": "p", "endpoints": [{"address": A}, {"address": B}], **fields})
+
+
+def states(**of: str) -> pb.PoolStates:
+    endpoints = [pb.EndpointState(address={"a": A, "b": B}[name], state=state) for name, state in of.items()]
+    return pb.PoolStates(pools=[pb.PoolState(pool="p", endpoints=endpoints)])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "worth_it"),
+    [
+        (Verdict.SATURATED, 429, True),
+        (Verdict.SATURATED, 503, True),
+        (Verdict.UNAVAILABLE, 500, True),
+        (Verdict.DRAINING, 500, True),
+        (Verdict.QUOTA, 429, False),
+        (Verdict.QUOTA, 503, False),
+        (Verdict.UNKNOWN, 429, True),
+        (Verdict.UNKNOWN, 500, False),
+        (Verdict.UNKNOWN, 400, False),
+    ],
+)
+def test_the_verdict_decides_and_where_there_is_none_the_status(verdict: Verdict, status: int, worth_it: bool) -> None:
+    assert RetryAdvice([pool()]).is_worth_it("p", A, status, verdict, age_s=1) is worth_it
+
+
+@pytest.mark.parametrize(
+    ("known", "worth_it"),
+    [
+        (states(a="up", b="up"), True),
+        (states(a="cooling", b="ramping"), True),
+        (states(a="up", b="cooling"), False),  # A itself is the one that refuses
+        (states(a="cooling", b="open"), False),
+        (states(a="all-out", b="all-out"), False),
+        (states(a="up"), False),
+        (pb.PoolStates(), True),  # nothing was told of the pool
+    ],
+)
+def test_it_takes_another_endpoint_that_is_given_work(known: pb.PoolStates, worth_it: bool) -> None:
+    advice = RetryAdvice([pool()])
+    advice.take_states(known)
+    assert advice.is_worth_it("p", A, 503, Verdict.SATURATED, age_s=1) is worth_it
+
+
+def test_nothing_is_retried_beside_a_hedge() -> None:
+    gate = {"enabled": True, "first_token_deadline_ms": 4000}
+    hedged, plain = RetryAdvice([pool(gate=gate | {"hedge": True})]), RetryAdvice([pool(gate=gate)])
+    for age_s, worth_it in ((0.0, True), (3.4, True), (3.6, False), (60.0, False), (float("inf"), False)):
+        assert hedged.is_worth_it("p", A, 503, Verdict.SATURATED, age_s) is worth_it
+        assert plain.is_worth_it("p", A, 503, Verdict.SATURATED, age_s)
+
+
+def test_another_policy_comes_into_force() -> None:
+    advice = RetryAdvice([pool()])
+    advice.take_policy([pool(retries={"status_codes": [500]})])
+    assert advice.is_worth_it("p", A, 500, Verdict.UNKNOWN, age_s=1)
+    assert not advice.is_worth_it("p", A, 429, Verdict.UNKNOWN, age_s=1)

@@ -1,0 +1,54 @@
+"""How much of a pool's work its fallbacks get while part of it, or all, is out."""
+
+from collections.abc import Sequence
+
+from trimtab.shaping.decision import PoolDecision, State
+
+# What a pool that is out keeps while one of its endpoints is half-open: no attempt, no return.
+_TRIED_WITH = 0.02
+_IN = frozenset({State.UP, State.RAMPING, State.FULL})
+
+
+def can_take(decision: PoolDecision | None, spill_below: float) -> float:
+    """The part, 0..1, of what comes to a pool that it can take; None is a pool of which nothing is known yet."""
+    part = _part_in(decision) if decision else 0.0
+    return 1.0 if part > 0 and part >= spill_below else part / (spill_below or 1.0)
+
+
+def _part_in(decision: PoolDecision) -> float:
+    """The part, 0..1, of a pool's capacity whose endpoints are in."""
+    capacity = {endpoint.id: endpoint.view.capacity or 1.0 for endpoint in decision.endpoints}
+    total = sum(capacity.values())
+    return sum(capacity[e.id] for e in decision.endpoints if e.state in _IN) / total if total else 0.0
+
+
+def wants_tries(decision: PoolDecision) -> bool:
+    """Whether an attempt could bring an endpoint back."""
+    return any(endpoint.state is State.HALF_OPEN for endpoint in decision.endpoints)
+
+
+class Spill:
+    """One pool's split. What it keeps falls at once, and rises slowly: who comes back is not flooded."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._keeps: float | None = None
+
+    def split(
+        self, now: float, keeps: float, fallbacks: Sequence[float], *, tries: bool, rise_per_s: float
+    ) -> tuple[float, ...]:
+        """The parts of the pool itself and of each fallback; they sum to 1.
+
+        `keeps` (0..1) is what the pool can take, `fallbacks` what each can take of what comes to it; what none of them
+        takes, the pool keeps. `tries`: an attempt could bring an endpoint back.
+        """
+        if self._keeps is not None and keeps > self._keeps:
+            keeps = min(keeps, self._keeps + rise_per_s * max(0.0, now - self._at))
+        self._at, self._keeps = now, keeps
+        if tries:
+            keeps = max(keeps, _TRIED_WITH)
+        left, parts = 1.0 - keeps, []
+        for takes in fallbacks:
+            parts.append(left * takes)
+            left -= parts[-1]
+        return keeps + left, *parts

@@ -21,7 +21,7 @@ from trimtab.policy.by_law import ByLaw
 from trimtab.policy.classes import class_flaws
 from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.metric import parse_metric
-from trimtab.policy.needs import unmet_needs, unreadable_terms
+from trimtab.policy.needs import idle_sources, unmet_needs, unreadable_terms
 from trimtab.policy.probe import Probe
 from trimtab.policy.prometheus import Prometheus
 from trimtab.policy.trust import trust_flaws
@@ -31,6 +31,7 @@ from trimtab.scoring import ScoringPolicy, default_scoring, make_law
 from trimtab.strict import Flaw, Strict
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 _PORT = re.compile(r"[0-9]{1,5}")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _PATH = re.compile(r"/\S*")
@@ -91,6 +92,25 @@ def _host_port(text: str) -> str:
     return text
 
 
+def no_endpoint(host: str) -> str:
+    """Why no engine can be at an address, such as "is of many"; empty for a host name, or if one can."""
+    address = _read_ip(host)
+    if address is None:
+        return ""
+    if address.is_unspecified:
+        return "is of no machine: it is what one listens on"
+    if address.is_multicast or address == _BROADCAST:
+        return "is of many machines"
+    return ""
+
+
+def _endpoint_address(text: str) -> str:
+    host, _ = split_host_port(text)
+    if why := no_endpoint(host):
+        raise ValueError(f"{quoted(host)} {why}: name the engine's own address")
+    return text
+
+
 def _service_address(text: str) -> str:
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
@@ -142,6 +162,7 @@ def _no_bool(value: object) -> object:
 
 IpAddress = Annotated[str, AfterValidator(_own_ip), text_schema("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
 HostPort = Annotated[str, AfterValidator(_host_port), text_schema("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
+EndpointAddress = Annotated[str, AfterValidator(_endpoint_address), text_schema("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
 ServiceAddress = Annotated[
     str, AfterValidator(_service_address), text_schema("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
 ]
@@ -234,7 +255,9 @@ class ExtProc(Strict):
 class Endpoint(Strict):
     """One engine."""
 
-    address: HostPort = Field(description="Host name or IP address with a port, without a scheme. IPv6: [::1]:8000.")
+    address: EndpointAddress = Field(
+        description="Host name or IP address with a port, without a scheme. IPv6: [::1]:8000."
+    )
     capacity: Positive | None = Field(
         None,
         description="Relative to the other endpoints of the pool, e.g. 10 / 4 / 1 for A100 / 4090 / CPU.",
@@ -562,6 +585,7 @@ class Pool(Strict):
                 ("retries", "attempts"),
             )
         yield from unreadable_terms(self)
+        yield from idle_sources(self)
         yield from class_flaws(self)
         for index, fallback in enumerate(self.fallbacks):
             if fallback.answer is not None and index + 1 < len(self.fallbacks):

@@ -85,8 +85,11 @@ def test_all_can_stand_among_other_laws() -> None:
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
-        ({"engine": "vllm"}, {"waiting", "running", "kv_usage", "generated_tokens", "preemptions", "process_start"}),
-        ({"engine": "tgi"}, {"waiting", "running", "generated_tokens"}),
+        (
+            {"engine": "vllm"},
+            {"waiting", "running", "kv_usage", "generated_tokens", "prompt_tokens", "preemptions", "process_start"},
+        ),
+        ({"engine": "tgi"}, {"waiting", "running", "generated_tokens", "prompt_tokens"}),
         ({"engine": "ollama"}, set()),
         ({"engine": "custom", "signals": {"names": {"waiting": "queue"}}}, {"waiting"}),
         ({"engine": "vllm", "signals": {"scrape": False}}, set()),

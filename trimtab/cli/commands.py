@@ -108,6 +108,14 @@ def xds(policy: PolicyOption) -> None:
     _run(run.serve(policy, observing=False))
 
 
+@app.command()
+def standby(policy: PolicyOption) -> None:
+    """Stand by for the control plane: an Envoy that starts while it is down gets what it served last."""
+    from trimtab.cli.standby import stand_by
+
+    _run(stand_by(policy))
+
+
 @app.command("ext-proc")
 def ext_proc(policy: PolicyOption, worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False) -> None:
     """Run the observers alone; they report to the control plane at services.xds."""

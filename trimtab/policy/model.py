@@ -120,6 +120,11 @@ def _service_address(text: str) -> str:
     return _host_port(text)
 
 
+def is_name(address: str) -> bool:
+    """Whether the host of a service's address must be looked up."""
+    return not address.startswith("unix:") and _read_ip(split_host_port(address)[0]) is None
+
+
 def _own_address(text: str) -> str:
     if not text.startswith("unix:"):
         _own_ip(split_host_port(text)[0])
@@ -229,6 +234,11 @@ class Services(Strict):
     admin: HostPort = Field("127.0.0.1:18080", description="/metrics, /endpoints, /healthz, /readyz. TCP only.")
     envoy_admin: OwnAddress = Field(
         "127.0.0.1:9901", description="Envoy's own admin pages. An IP address with a port, or a unix socket."
+    )
+    standby: OwnAddress | None = Field(
+        None,
+        description="Where `trimtab standby` serves an Envoy that starts while xds is down; it keeps its view beside "
+        "state_file. null: such an Envoy waits.",
     )
 
 
@@ -687,6 +697,12 @@ class Policy(Strict):
                 "a unix socket has one owner",
                 ("services", "ext_proc"),
             )
+        if (self.services.standby or "").startswith("unix:") and is_name(self.services.xds):
+            yield Flaw(
+                f"{quoted(self.services.xds)} is a name, and Envoy takes no unix socket beside one: name an IP address "
+                "for services.xds, or for this one, as in 127.0.0.1:18002",
+                ("services", "standby"),
+            )
 
         for index, pool in enumerate(self.pools):
             if pool.gate.enabled and self.ext_proc.workers > 1:
@@ -726,7 +742,7 @@ class Policy(Strict):
 
     def _shared_addresses(self) -> Iterator[Flaw]:
         ours = [(("listen", "port"), self.listen.socket)]
-        ours += [(("services", name), getattr(self.services, name)) for name in Services.model_fields]
+        ours += [(("services", name), address) for name, address in self.services if address is not None]
         for (one, address), (other, too_near) in combinations(ours, 2):
             if _collide(address, too_near):
                 yield Flaw(

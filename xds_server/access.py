@@ -56,6 +56,12 @@ def why_failed(cause: Exception) -> str:
     return " ".join(text.split())[:200]
 
 
+def unforeseen(error: Exception) -> str:
+    """What went wrong where nothing should, in a line."""
+    said = " ".join(str(error).split())
+    return f"a fault of Trimtab: {type(error).__name__}{said and f': {said}'}"[:200]
+
+
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes | None:
     """The whole body; None for a larger one, which is not read to its end."""
     body = bytearray()

@@ -11,12 +11,16 @@ import grpc.aio
 from envoy.service.discovery.v3 import ads_pb2_grpc
 
 from xds_server.events import XdsEvents
+from xds_server.health import add_health
 from xds_server.nack import one_line
+from xds_server.replica import USER_AGENT
 from xds_server.snapshot import SnapshotCache, TypeUrl
 from xds_server.subscription import Push
 from xds_server.variants import DELTA, STATE_OF_THE_WORLD, Variant
 
 _log = logging.getLogger(__name__)
+
+_UNTOLD = XdsEvents()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class _Stream:
         self.variant = variant
         self.client = variant.new_client()
         self.node = ""  # until the first request has named it
+        self.is_replica = False
         self.since = time.time()
         self.bell = asyncio.Event()
         self.at_end = False
@@ -65,13 +70,17 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
         cache.on_change(self._wake_all)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Register with `server`, which should have been made with `transport.SERVER_OPTIONS`."""
+        """Register with `server`, which should have been made with `transport.SERVER_OPTIONS`.
+
+        It says that it is healthy from the first publish on: what has nothing to say must not keep a client.
+        """
+        add_health(server, lambda: self._cache.snapshot is not None)
         ads_pb2_grpc.add_AggregatedDiscoveryServiceServicer_to_server(self, server)
 
     def clients(self) -> list[ClientRow]:
-        """The clients connected now that have named themselves, oldest first."""
+        """The Envoys connected now that have named themselves, oldest first."""
         snapshot = self._cache.snapshot
-        named = sorted((stream for stream in self._streams if stream.node), key=lambda stream: stream.since)
+        envoys = (stream for stream in self._streams if stream.node and not stream.is_replica)
         return [
             ClientRow(
                 stream.node,
@@ -84,8 +93,15 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
                     for type_url, subscription in stream.client.subscriptions.items()
                 },
             )
-            for stream in named
+            for stream in sorted(envoys, key=lambda stream: stream.since)
         ]
+
+    def hang_up(self, older_than_s: float) -> None:
+        """End the streams that are older. Their clients keep what they have, and may come again."""
+        for stream in self._streams:
+            if time.time() - stream.since > older_than_s:
+                stream.at_end = True
+                stream.bell.set()
 
     def close(self) -> None:
         """End every stream, so that the server can stop at once. Clients keep what they have."""
@@ -97,6 +113,9 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
 
     async def DeltaAggregatedResources(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
         await self._converse(_Stream(DELTA), requests, context)
+
+    def _events_of(self, stream: _Stream) -> XdsEvents:
+        return _UNTOLD if stream.is_replica else self._events
 
     def _wake_all(self) -> None:
         for stream in self._streams:
@@ -112,7 +131,7 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
         finally:
             self._streams.discard(stream)
             if stream.node:
-                self._events.disconnected(stream.node, stream.variant.name)
+                self._events_of(stream).disconnected(stream.node, stream.variant.name)
 
     async def _send(self, stream: _Stream, context: grpc.aio.ServicerContext) -> None:
         while not (self._closed or stream.at_end):
@@ -123,7 +142,7 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
                 continue
             response = stream.variant.respond(push)
             await context.write(response)
-            self._events.pushed(stream.node, push.type_url, len(push.resources), response.ByteSize())
+            self._events_of(stream).pushed(stream.node, push.type_url, len(push.resources), response.ByteSize())
 
     def _due(self, stream: _Stream) -> Push | None:
         # Before the first publish there is nothing to say: emptiness would be taken for the truth.
@@ -135,7 +154,10 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
             if not stream.node:
                 # Later requests may leave the node out.
                 stream.node = request.node.id or context.peer()
-                self._events.connected(stream.node, stream.variant.name)
+                stream.is_replica = request.node.user_agent_name == USER_AGENT
+                if stream.is_replica:
+                    _log.info("%s follows", stream.node)
+                self._events_of(stream).connected(stream.node, stream.variant.name)
             self._take(stream, request)
             stream.bell.set()
         stream.at_end = True
@@ -154,7 +176,7 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
             return
         if refusal is None:
             seconds = time.monotonic() - answered.at
-            self._events.acked(stream.node, request.type_url, answered.version, seconds)
+            self._events_of(stream).acked(stream.node, request.type_url, answered.version, seconds)
         else:
             _log.warning(
                 "%s refuses %s %s, version %s, and keeps its last good: %s",
@@ -164,4 +186,4 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
                 answered.version,
                 refusal,
             )
-            self._events.nacked(stream.node, request.type_url, answered.version, refusal)
+            self._events_of(stream).nacked(stream.node, request.type_url, answered.version, refusal)

@@ -2,19 +2,28 @@
 
 from importlib.resources import files
 from io import StringIO
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
-from trimtab.policy.model import OwnAddress, Policy, ServiceAddress, split_host_port
+from trimtab.policy.model import OwnAddress, Policy, ServiceAddress, is_name, split_host_port
 
 _CHECKOUT = Path(__file__).parents[1] / "envoy" / "bootstrap.yaml"
 
 # A gRPC connection stays with the worker process that accepted it, so several workers need several
 # connections: enough of them that the kernel's draw is even.
 _CONNECTIONS_PER_WORKER = 8
+
+# At its start Envoy waits for the first answer or the timeout; one failure counts then, later it takes two.
+_HEALTH_CHECK: dict[str, Any] = {
+    "grpc_health_check": {},
+    "interval": "1s",
+    "no_traffic_interval": "1s",
+    "timeout": "0.5s",
+    "unhealthy_threshold": 2,
+    "healthy_threshold": 1,
+}
 
 
 def bundled_bootstrap() -> str:
@@ -42,6 +51,8 @@ def render_bootstrap(
     connections = _CONNECTIONS_PER_WORKER * policy.ext_proc.workers if policy.ext_proc.workers > 1 else 1
     _set_endpoint(clusters["trimtab_xds"], policy.services.xds)
     _set_endpoint(clusters["trimtab_ext_proc"], policy.services.ext_proc, connections)
+    if policy.services.standby is not None:
+        _add_standby(clusters["trimtab_xds"], policy.services.standby)
     out = StringIO()
     yaml.dump(config, out)
     return out.getvalue()
@@ -51,17 +62,15 @@ def _set_endpoint(cluster: dict[str, Any], address: ServiceAddress, connections:
     # Envoy keeps one connection to each endpoint it is given, also to one that is given twice.
     endpoints = [{"endpoint": {"address": _address(address)}} for _ in range(connections)]
     cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
-    cluster["type"] = "STRICT_DNS" if _is_name(address) else "STATIC"
+    cluster["type"] = "STRICT_DNS" if is_name(address) else "STATIC"
 
 
-def _is_name(address: ServiceAddress) -> bool:
-    if address.startswith("unix:"):
-        return False
-    try:
-        ip_address(split_host_port(address)[0])
-    except ValueError:
-        return True
-    return False
+def _add_standby(cluster: dict[str, Any], address: OwnAddress) -> None:
+    """Let Envoy take the standby while the control plane is not well, as a second choice of the same cluster."""
+    cluster["load_assignment"]["endpoints"].append(
+        {"priority": 1, "lb_endpoints": [{"endpoint": {"address": _address(address)}}]}
+    )
+    cluster["health_checks"] = [_HEALTH_CHECK]
 
 
 def _address(address: ServiceAddress, *, mode: int | None = None) -> dict[str, Any]:

@@ -82,6 +82,13 @@ def test_an_address_in_use_is_said_in_one_line(policy: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_standby_needs_an_address(policy: Path) -> None:
+    done = trimtab("standby", "-p", str(policy))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{policy}:1:1: services.standby: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_bootstrap_has_the_policys_addresses(policy: Path) -> None:
     policy.write_text(f"{POLICY}services:\n  xds: unix:/run/trimtab/xds.sock\n")
     done = trimtab("bootstrap", "-p", str(policy), "--node-id", "edge-1")

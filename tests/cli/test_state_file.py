@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.cli.state_file import StateFile, default_state_path
+from trimtab.cli.kept_file import default_state_path
+from trimtab.cli.state_file import StateFile
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ VARIANTS = {
     "state of the world": lambda: render_bootstrap(policy(), delta=False),
     "workers": lambda: render_bootstrap(policy(ext_proc={"workers": 3})),
     "names": lambda: render_bootstrap(policy(services={"xds": "xds.internal:18000"})),
+    "standby": lambda: render_bootstrap(policy(services={"standby": "127.0.0.1:18002"})),
+    "standby beside a name": lambda: render_bootstrap(
+        policy(services={"xds": "xds.internal:18000", "standby": "127.0.0.1:18002"})
+    ),
+    "standby on unix sockets": lambda: render_bootstrap(policy(services={**UNIX, "standby": "unix:/run/standby.sock"})),
     "IPv6": lambda: render_bootstrap(policy(services={"xds": "[::1]:18000", "ext_proc": "[::1]:18001"})),
 }
 
@@ -115,6 +120,15 @@ def test_a_host_name_is_resolved() -> None:
     found = clusters(render_bootstrap(policy(services={"xds": "trimtab:18000"})))
     assert found["trimtab_xds"]["type"] == "STRICT_DNS"
     assert found["trimtab_ext_proc"]["type"] == "STATIC"
+
+
+def test_the_standby_is_a_second_choice_that_is_known_to_be_well() -> None:
+    cluster = clusters(VARIANTS["standby"]())["trimtab_xds"]
+    first, second = cluster["load_assignment"]["endpoints"]
+    assert (first.get("priority", 0), second["priority"]) == (0, 1)
+    assert [address["socket_address"]["port_value"] for address in endpoints(cluster)] == [18000, 18002]
+    assert cluster["health_checks"]
+    assert "health_checks" not in clusters(VARIANTS["default"]())["trimtab_xds"]
 
 
 def test_workers_get_connections_of_their_own() -> None:

@@ -57,12 +57,12 @@ def test_a_law_in_python() -> None:
         (
             "{law: reciprocal, queue_max: 1}",
             "queue_max",
-            "unknown key here: it belongs to pools[].scoring (law: health); move it there, or remove it",
+            "unknown key of law: reciprocal; it goes with law: health: choose that law, or remove it",
         ),
         (
             "{gap_slo_ms: 1}",
             "gap_slo_ms",
-            "unknown key here: it belongs to pools[].scoring (law: decode_p99); move it there, or remove it",
+            "unknown key of law: predicted_ttft; it goes with law: decode_p99: choose that law, or remove it",
         ),
         (
             "{law: linear, kv_weight: 0.5}",

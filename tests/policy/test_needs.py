@@ -1,7 +1,10 @@
 """A law is refused where nothing can give it what it needs, and only there."""
 
+import re
+
 import pytest
 
+from trimtab.fleet.queried import ASKABLE
 from trimtab.policy import PolicyError, needs, parse_policy
 from trimtab.policy.engines import engine_tables
 from trimtab.policy.prometheus import bundled_queries
@@ -158,6 +161,38 @@ def test_bundled_queries_give_what_the_page_gives(engine: str) -> None:
     queries = bundled_queries().engines[engine]
     told = {need for need, signal in needs._ON_THE_PAGE.items() if getattr(engine_tables()[engine], signal)}
     assert {needs._ASKED[need] for need in told & set(needs._ASKED)} <= set(queries)
+
+
+@pytest.mark.parametrize("engine", [name for name, table in engine_tables().items() if table.waiting])
+def test_there_is_a_query_for_each_signal_of_an_engine_that_one_number_can_carry(engine: str) -> None:
+    table = engine_tables()[engine]
+    shown = {name for name in ASKABLE if getattr(table, name, ())}
+    assert shown <= set(bundled_queries().engines[engine])
+
+
+SELECTED = """url: 'http://p:9090', select: 'job="x"'"""
+
+
+@pytest.mark.parametrize(
+    ("engine", "signals", "said"),
+    [
+        ("tgi", "orca: true", "signals.orca: tgi tells nothing in its answers' headers: remove it"),
+        ("vllm", "orca: true", ""),
+        ("vllm", f"prometheus: {{{SELECTED}, queries: {{waiting: up}}}}", ""),
+        ("ollama", f"prometheus: {{{SELECTED}, queries: {{waiting: up}}}}", "select goes where a query says $select"),
+        ("vllm", f"prometheus: {{{SELECTED}, bundled: false, queries: {{waiting: up}}}}", "and none does"),
+        ("vllm", f"prometheus: {{{SELECTED}, bundled: false, queries: {{waiting: 'up{{$select}}'}}}}", ""),
+        ("vllm", "prometheus: {url: 'http://p:9090', join: {}}", "join: is empty: it must have at least one entry"),
+    ],
+)
+def test_a_setting_of_a_source_that_can_bring_nothing_is_refused(engine: str, signals: str, said: str) -> None:
+    endpoints = "endpoints: [{address: a:1}]"
+    text = f"version: 1\npools:\n- name: a\n  engine: {engine}\n  {endpoints}\n  signals: {{{signals}}}\n"
+    if not said:
+        parse_policy(text, "p.yaml")
+        return
+    with pytest.raises(PolicyError, match=re.escape(said)):
+        parse_policy(text, "p.yaml")
 
 
 def test_every_need_has_a_source() -> None:

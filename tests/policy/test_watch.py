@@ -69,7 +69,7 @@ def test_a_bad_file_is_said_once_and_the_last_good_stays(file: PolicyFile, path:
     assert name(file.current) == "first"
 
     path.write_text("version: 1\npools: {}\n")
-    assert "not a mapping" in refused(file)
+    assert "not an empty mapping" in refused(file)
     assert file.poll() is None
 
     path.write_text(text("second"))

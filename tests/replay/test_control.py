@@ -17,7 +17,9 @@ from trimtab.fleet.observation import (
     SignalsRead,
     StreamRead,
 )
+from trimtab.policy.model import Pool
 from trimtab.pool import PoolController
+from trimtab.sim.replay.arms import policy_arm
 from trimtab.sim.trace import Request
 
 
@@ -40,7 +42,7 @@ def of(heard: list[tuple[float, Observation]], kind: type) -> list[tuple[float, 
 
 
 def test_everything_arrives_after_it_happened_and_soon(heard: list[tuple[float, Observation]]) -> None:
-    run(steady(40, 0.1), fleet({}, {}), "predicted_ttft")
+    run(steady(40, 0.107), fleet({}, {}), "predicted_ttft")
     assert all(0 <= now - observation.at < 0.0221 for now, observation in heard)
     # A token is known at once; starts and ends wait for the access log.
     assert all(now - token.at == pytest.approx(0.001, abs=1e-6) for now, token in of(heard, FirstToken))
@@ -67,6 +69,16 @@ def test_engines_and_envoys_report_in_their_rhythm(heard: list[tuple[float, Obse
     loads = [one for _, one in of(heard, LoadReported)]
     assert len(loads) == pytest.approx(4 * 10, abs=4)
     assert any(load.in_flight for load in loads)
+
+
+def test_an_engine_shows_what_the_page_of_its_kind_does(heard: list[tuple[float, Observation]]) -> None:
+    endpoints = fleet({})
+    for engine, shown in (("ollama", set()), ("ray-serve", {(True, True, False)})):
+        policy = Pool.model_validate({"name": "chat", "engine": engine, "endpoints": [{"address": "127.0.0.1:1"}]})
+        heard.clear()
+        run(steady(10, 0.3), endpoints, policy_arm("p", endpoints, policy))
+        readings = [one.signals for _, one in of(heard, SignalsRead)]
+        assert {(s.waiting is not None, s.running is not None, s.kv_usage is not None) for s in readings} == shown
 
 
 def test_readings_are_of_their_moment(heard: list[tuple[float, Observation]]) -> None:

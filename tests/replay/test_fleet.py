@@ -60,16 +60,69 @@ def test_engines_take_their_kind_and_their_own_numbers(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("", "1:1: the file is empty: a fleet has at least version and engines"),
-        ("version: 1\nengines: []\n", "2:10: engines: tuple should have at least 1 item"),
-        ("version: 1\nengines:\n- {kind: h100}\n", "3:10: engines[0].kind: input should be 'a100', 'rtx4090', 'cpu'"),
-        ("version: 1\nengines:\n- {kind: a100, kvblocks: 5}\n", "3:16: engines[0].kvblocks: unknown key"),
+        ("version: 1\nengines: []\n", "2:10: engines: must be a list with at least one entry, not an empty list"),
+        ("version: 1\nengines:\n- {kind: h100}\n", '3:10: engines[0].kind: must be "a100", "rtx4090", "cpu" or'),
+        (
+            "version: 1\nengines:\n- {kind: a100, kvblocks: 5}\n",
+            "3:16: engines[0].kvblocks: unknown key; the keys here are kind,",
+        ),
         ("version: 1\nengines:\n- {kind: a100, kv_blocks: 5}\n", "engines[0].kind: a100: one request of max_model_len"),
-        ("version: 1\nengines:\n- {kind: a100, count: 0}\n", "3:23: engines[0].count: input should be greater than"),
+        ("version: 1\nengines:\n- {kind: a100, count: 0}\n", "3:23: engines[0].count: must be a whole number of 1"),
         ("version: 1\nengines: [{kind: a100}\n", 'a "," or "]" is missing'),
     ],
 )
 def test_a_bad_file_is_told_with_its_place(tmp_path: Path, text: str, said: str) -> None:
-    assert any(said in problem for problem in problems(tmp_path, text))
+    (problem,) = problems(tmp_path, text)
+    assert said in problem
+
+
+LENGTHS = "{mu: 5, sigma: 1, most: 10}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "work", "said"),
+    [
+        ("step0_ms: 1e12", "", "engines[0].step0_ms: must be a number of 0.001 to 100000, not 1000000000000.0"),
+        ("step0_ms: .inf", "", 'engines[0].step0_ms: ".inf" is not a number that can be used here'),
+        ("prefill_tokens_per_s: 1e-9", "", "must be a number of 1 to 1e+08, not 1e-09"),
+        ("count: '2'", "", 'engines[0].count: must be a whole number of 1 to 1000, not "2"'),
+        ("", "rate_per_s: 1e9", "workload.rate_per_s: must be a number of 0.001 to 1e+06, not 1000000000"),
+        ("", "rate_per_s: 5, cv: 1e-200", "workload.cv: cv (1e-200) must be 0, which is a clock, or at least 0.01"),
+        (
+            "",
+            "rate_per_s: 5, output: {mu: 1000, sigma: 1, most: 10}",
+            "workload.output.mu: must be a number of -20 to 20",
+        ),
+        (
+            "",
+            "rate_per_s: 5, output: {mu: 5, sigma: 1, least: 2000, most: 1000}",
+            "workload.output.least: least (2000) must not be above most (1000)",
+        ),
+        (
+            "",
+            "requests: 5, rate_per_s: 5, prompt: {mu: 5, most: 9}",
+            "workload.prompt.sigma: missing; it must be a number",
+        ),
+    ],
+)
+def test_numbers_that_no_engine_and_no_traffic_have(tmp_path: Path, engine: str, work: str, said: str) -> None:
+    text = f"version: 1\nengines: [{{kind: a100, {engine}}}]\n"
+    if work:
+        rest = "".join(f", {key}: {value}" for key, value in _REST.items() if f"{key}:" not in work)
+        text += f"workload: {{{work}{rest}}}\n"
+    (problem,) = problems(tmp_path, text)
+    assert said in problem
+
+
+_REST = {"requests": 5, "prompt": LENGTHS, "output": LENGTHS}
+
+
+def test_engines_with_other_numbers_have_other_names(tmp_path: Path) -> None:
+    (problem,) = problems(tmp_path, "version: 1\nengines: [{kind: a100}, {kind: a100, kv_blocks: 9000}]\n")
+    assert 'engines[0] has other numbers under the name "a100": give one of them its own' in problem
+    file = tmp_path / "fleet.yaml"
+    file.write_text("version: 1\nengines: [{kind: a100, capacity: 2}, {kind: a100, capacity: 1}]\n")
+    assert len(load_fleet(file).endpoints) == 2
 
 
 def test_a_workload_is_open_or_closed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The picture, where matplotlib is there."""
+"""The picture of a replay."""
 
 from array import array
 from pathlib import Path
@@ -16,7 +16,6 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     made = Made(0, {}, array("d", [0.0, 1.0, 2.0]), array("d", [0.1, 0.0, 30.0]))
     plot.plot({"one": [made], "other": [made, made]}, "a title", tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

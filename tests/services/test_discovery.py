@@ -104,6 +104,26 @@ async def test_the_same_policy_again_tells_nothing(discovery: Discovery, told: T
     assert len(told) == 1
 
 
+async def test_a_name_that_leads_to_no_machine_is_left_out_and_told_once(
+    discovery: Discovery, told: Told, names: Names, caplog: pytest.LogCaptureFixture
+) -> None:
+    names.answers = {"good": ["10.0.0.2"], "sinkhole": ["0.0.0.0"], "many": ["224.0.0.1"]}
+    for _ in range(2):
+        discovery.update(policy("good:80", "sinkhole:80", "many:80"))
+        await until(lambda: told)
+    assert told.addresses() == ["10.0.0.2:80"]
+    assert caplog.text.count("sinkhole:80 is left out: its address 0.0.0.0 is of no machine") == 1
+
+
+async def test_a_fault_in_looking_up_a_name_ends_nothing(discovery: Discovery, told: Told, names: Names) -> None:
+    names.answers = {"odd": ZeroDivisionError("odd")}
+    discovery.update(policy("odd:80", "10.0.0.1:80"))
+    await until(lambda: told)
+    assert told.addresses() == ["10.0.0.1:80"]
+    names.answers = {"odd": ["10.0.0.2"]}
+    await until(lambda: told.addresses() == ["10.0.0.2:80", "10.0.0.1:80"])
+
+
 async def test_a_pool_with_names_waits_until_each_was_tried(
     discovery: Discovery, told: Told, names: Names, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -381,3 +381,25 @@ async def test_a_library_that_swallows_a_cancellation_does_not_keep_us_from_endi
     follower.task.cancel()
     await asyncio.wait([follower.task], timeout=5)
     assert follower.task.cancelled()
+
+
+async def test_a_fault_of_ours_is_told_once_and_asking_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    asked = 0
+
+    class Faulty:
+        longest_retry_s = 0.01
+
+        async def answers(self) -> AsyncGenerator[tuple[Listed, ...]]:
+            nonlocal asked
+            asked += 1
+            if asked <= 3:
+                raise ZeroDivisionError("odd")
+            yield ()
+            await asyncio.Event().wait()
+
+    follower = Follower("p", "http", Faulty(), lambda: None, confirm_empty_s=0.1, rng=Hurried())
+    await until(lambda: asked > 3 and not follower.status.why)
+    follower.task.cancel()
+    assert follower.status.errors == 3
+    assert caplog.text.count("Traceback") == 1
+    assert "discovery by http: a fault of Trimtab: ZeroDivisionError: odd" in caplog.text

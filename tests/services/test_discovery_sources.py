@@ -184,11 +184,16 @@ async def test_a_dns_server_that_is_silent_or_talks_garbage(server: DnsServer, m
     ("handler", "why"),
     [
         (says("", 404), "HTTP 404 from http://127.0.0.1:"),
-        (says(GOOD, 302, Location="http://127.0.0.1:1/"), "HTTP 302 from http://127.0.0.1:"),
+        (
+            says(GOOD, 302, Location="http://127.0.0.1:1/"),
+            "/engines: it leads to http://127.0.0.1:1/, and redirects are not",
+        ),
         (says("", 401), "/engines: give token_file"),
         (says("[" * 9_000), "not in the http_sd format: "),
         (says('{"targets": []}'), "not in the http_sd format: Input should be a valid array"),
         (says('[{"targets": ["10.0.0.1"]}]'), 'not in the http_sd format: "10.0.0.1" must be host:port'),
+        (says('[{"targets": ["0.0.0.0:80"]}]'), "0.0.0.0:80 is of no machine: it is what one listens on"),
+        (says('[{"targets": ["[ff02::1]:80"]}]'), "[ff02::1]:80 is of many machines: name the engine's own address"),
         (says('[{"targets": ["http://a:1"]}]'), "must be host:port, without a scheme"),
         (says('[{"targets": ["a:1"], "labels": {"a": 1}}]'), "not in the http_sd format: [0].labels.a Input should be"),
         (says(" " * 9 * 2**20), "the answer is larger than 8 MiB"),
@@ -212,7 +217,7 @@ async def test_a_server_that_is_silent_or_not_there(tmp_path: Path) -> None:
     assert (await why_not({"http": {"url": lost}})).startswith(f"{lost}: engines.invalid does not resolve: ")
 
 
-async def test_what_targets_say() -> None:
+async def test_what_targets_say(caplog: pytest.LogCaptureFixture) -> None:
     groups = [
         {"targets": ["10.0.0.1:80", "[fd00::1]:80", "localhost:81"], "labels": {"capacity": "4", "gpu": "a100"}},
         {"targets": ["10.0.0.1:80", "10.0.0.2:80"], "labels": {"capacity": "a lot"}},
@@ -230,6 +235,7 @@ async def test_what_targets_say() -> None:
         known = {endpoint.name: endpoint for endpoint in pool.told[-1]}
         assert list(known) == ["10.0.0.1:80", "[fd00::1]:80", "localhost:81", "10.0.0.2:80"]
         assert known["10.0.0.2:80"].capacity is None
+        assert caplog.text.count('the label capacity is "a lot", which is no number above 0') == 1
         assert known["[fd00::1]:80"].capacity == 4
         assert known["[fd00::1]:80"].labels == {"capacity": "4", "gpu": "a100"}
         assert asked[0].headers["X-Prometheus-Refresh-Interval-Seconds"] == "30"

@@ -121,6 +121,55 @@ def test_one_unknown_rank_makes_the_sum_unknown() -> None:
     assert signals("vllm", text).waiting is None
 
 
+TTFT = "vllm:time_to_first_token_seconds"
+
+
+@pytest.mark.parametrize(
+    ("signal", "text", "why"),
+    [
+        ("waiting", 'vllm:num_requests_waiting{e="0"} 1e308\nvllm:num_requests_waiting{e="1"} 1e308\n', "above all"),
+        ("generated_tokens", "vllm:generation_tokens_total 1e300\n", "1e+300 is above all that can be"),
+        ("process_start", "process_start_time_seconds 1e18\n", "1e+18 is above all that can be"),
+        ("process_start", "process_start_time_seconds -1\n", "-1 is below 0"),
+        *(
+            (
+                "ttft",
+                f'{TTFT}_bucket{{e="0",le="1"}} {first}\n{TTFT}_bucket{{e="1",le="1"}} {second}\n'
+                f'{TTFT}_bucket{{e="0",le="+Inf"}} {first}\n{TTFT}_bucket{{e="1",le="+Inf"}} {second}\n{TTFT}_sum 1\n',
+                why,
+            )
+            for first, second, why in (
+                ("1e308", "1e308", "inf is no number"),
+                ("+Inf", "-Inf", "counts do not rise"),
+                ("1e20", "1e20", "2e+20 is above all that can be"),
+            )
+        ),
+        (
+            "ttft",
+            f'{TTFT}_bucket{{le="-Inf"}} 0\n{TTFT}_bucket{{le="+Inf"}} 1\n{TTFT}_sum 1\n',
+            "the histogram's bounds are no numbers",
+        ),
+        (
+            "ttft",
+            f'{TTFT}_bucket{{le="1"}} 1\n{TTFT}_bucket{{le="+Inf"}} 1\n'
+            f'{TTFT}_sum{{e="0"}} 1e308\n{TTFT}_sum{{e="1"}} 1e308\n',
+            "inf is no number",
+        ),
+    ],
+)
+def test_what_no_engine_can_have_counted_is_unknown_and_harms_no_other_signal(signal: str, text: str, why: str) -> None:
+    found = read("vllm", text + page(num_requests_running="2"))
+    assert getattr(found.signals, signal) is None
+    assert why in found.unknown[signal]
+    assert found.signals.running == 2
+
+
+@pytest.mark.parametrize("slots", ["9" * 5000, "-1", "²", ""])
+def test_a_number_of_adapters_that_is_none(slots: str) -> None:
+    adapters = signals("vllm", f'vllm:lora_requests_info{{max_lora="{slots}",running_lora_adapters="a"}} 1\n').adapters
+    assert adapters is not None and (adapters.running, adapters.slots) == (("a",), None)
+
+
 def test_a_longer_name_is_another_metric() -> None:
     text = """vllm:num_requests_waiting_by_reason{reason="capacity"} 4
 vllm:num_requests_waiting 4

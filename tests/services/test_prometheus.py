@@ -306,7 +306,7 @@ def test_basic_authentication(tmp_path: Path) -> None:
     server.start()
     password = tmp_path / "password"
     try:
-        with pytest.raises(QueryFailed, match=r"^HTTP 401: Unauthorized$"):
+        with pytest.raises(QueryFailed, match=r"^HTTP 401: Unauthorized: give token_file"):
             Asker(_section(server.url), "up", ["instance"]).ask()
         asker = Asker(_section(server.url, username="trimtab", password_file=str(password)), "up", ["instance"])
         with pytest.raises(QueryFailed, match=f"^{password}: No such file or directory$"):

@@ -34,6 +34,10 @@ def found(*series: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"status": "success", "data": {"resultType": "vector", "result": list(series)}, **more}
 
 
+def of_type(kind: str, result: list[Any]) -> dict[str, Any]:
+    return {"status": "success", "data": {"resultType": kind, "result": result}}
+
+
 def one(value: str = "7", at: float = 1000.0, **labels: str) -> dict[str, Any]:
     return {"metric": HERE | labels, "value": [at, value]}
 
@@ -77,8 +81,26 @@ async def ask(url: str, **changes: Any) -> Answer:
         (always("[]"), "what answers is no Prometheus: TypeError"),
         (always(found({"metric": {}, "value": [1, "many"]})), "what answers is no Prometheus: ValueError"),
         (always(found({"metric": {}, "value": "7"})), "what answers is no Prometheus"),
-        (always("", 302, Location="http://example.invalid/"), "HTTP 302: Found"),
-        (always("no\nway", 403), "HTTP 403: Forbidden"),
+        (
+            always("", 302, Location="http://example.invalid/"),
+            "HTTP 302: Found: it leads to http://example.invalid/, and redirects are not followed: mend url",
+        ),
+        (always("no\nway", 403), "HTTP 403: Forbidden: give token_file, or username and password_file"),
+        (always({"status": "error", "error": "too many samples"}), "the server says: too many samples"),
+        (always(of_type("scalar", [1, "7"])), "it gives a scalar, which has no labels"),
+        (always(of_type("string", [1, "up"])), "it gives a string, which has no labels"),
+        (always(of_type("matrix", [{"metric": {}, "values": [[1, "7"]]}])), "it gives ranges; take a number"),
+        (always("[" * 100_000), "what answers is no Prometheus: "),
+        (always('{"warnings": ' + "[" * 100_000), "what answers is no Prometheus: "),
+        (
+            always(found({"metric": {"instance": 5}, "value": [1, "7"]})),
+            "what answers is no Prometheus: ValueError: a time",
+        ),
+        (
+            always(found({"metric": {}, "value": [float("nan"), "7"]})),
+            "what answers is no Prometheus: ValueError: a time",
+        ),
+        (always(found(one(), warnings="a store is down")), "the answer is not whole: a store is down"),
         (always({"status": "error", "error": "too\nmany samples"}, 422), "HTTP 422: too many samples"),
         (always(found(one(), warnings=["store a is down"])), "the answer is not whole: store a is down"),
         (always(found({"metric": {}, "histogram": [1, {}]})), "it gives histograms"),
@@ -305,6 +327,17 @@ async def test_a_reader_that_fails_does_not_end_the_asking() -> None:
         await asking.close()
 
 
+async def test_a_fault_of_ours_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Asker) -> Answer:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Asker, "ask", fail)
+    async with source(section("http://127.0.0.1:9", queries={"waiting": "up"})) as (_, reads):
+        await until(lambda: len(reads) > 2)
+    assert {read.error for read in reads} == {"a fault of Trimtab: ZeroDivisionError"}
+    assert caplog.text.count("Traceback") == 1
+
+
 async def test_each_trouble_is_said_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "xds_server")
     answer = found(one())
@@ -331,7 +364,8 @@ async def test_each_trouble_is_said_once_and_its_end(caplog: pytest.LogCaptureFi
         (line,) = await said_in_two_rounds()
         assert line.endswith("from Prometheus again")
         status = 401  # a trouble of the server
-        assert await said_in_two_rounds() == [f"pool chat: no answer of Prometheus at {url}: HTTP 401: Unauthorized"]
+        why = "HTTP 401: Unauthorized: give token_file, or username and password_file"
+        assert await said_in_two_rounds() == [f"pool chat: no answer of Prometheus at {url}: {why}"]
         status = 200
         assert await said_in_two_rounds() == [f"pool chat: answer of Prometheus at {url} again"]
         answer = found()  # which may be on purpose for one signal, and a mistake for another

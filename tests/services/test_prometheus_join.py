@@ -53,6 +53,17 @@ def test_another_port_is_another_endpoint() -> None:
     assert values(answer(series(7, instance="10.0.0.1:8001")), {"instance": "address"}) == [None, None]
 
 
+@pytest.mark.parametrize("times", [(nan,), (NOW - 2, nan), (nan, NOW - 2), (inf,), (NOW + 3600,)])
+def test_a_sample_of_no_time_is_unknown(times: tuple[float, ...]) -> None:
+    one = series(7, instance=ONE.address)
+    for sampled_at in (
+        [[series(time, instance=ONE.address)] for time in times],
+        [[series(time, **one.labels) for time in times]],
+    ):
+        (joined,) = join(Answer(NOW, [one], sampled_at), [ONE], {"instance": "address"}).values()
+        assert (joined.value, joined.error[:30]) == (None, "its newest sample is of no tim")
+
+
 def test_by_labels_all_of_which_must_fit() -> None:
     found = answer(series(7, pod="llama-0", namespace="test"), series(8, pod="llama-1", namespace="prod"))
     assert values(found, {"pod": "labels.pod", "namespace": "labels.ns"}) == [None, 7]

@@ -10,8 +10,9 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
@@ -21,7 +22,10 @@ from tests.services.conftest import until
 from trimtab.fleet.observation import Signals, SignalsRead
 from trimtab.policy.model import Pool, ScrapeTls
 from trimtab.pool import EndpointSpec
-from xds_server.sources import MAX_PAGE_BYTES, Scraper, new_session
+from xds_server.sources import MAX_PAGE_BYTES, PageRead, Scraper, new_session, read_page
+from xds_server.sources.model_card import ModelCard
+from xds_server.sources.names import PageNames
+from xds_server.sources.reader import Job, PoolReader
 
 TLS = Path(__file__).parent / "data" / "tls"
 PAGE = b"vllm:num_requests_waiting 3\n"
@@ -338,6 +342,64 @@ async def test_says_once_that_it_fails_and_once_that_it_is_back(
         f"pool p: no signals from {endpoint.address}: HTTP 500 from /metrics",
         f"pool p: signals from {endpoint.address} again",
     ]
+
+
+async def test_a_fault_of_ours_is_told_once_and_the_next_page_is_read(
+    session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = 0
+
+    def fails_at_first(names: PageNames, page: bytes) -> PageRead:
+        nonlocal pages
+        pages += 1
+        return read_page(names, page) if pages > 3 else cast("PageRead", pages // 0)
+
+    def fails(body: bytes) -> ModelCard:
+        raise RecursionError("too deep")
+
+    caplog.set_level(logging.INFO, "xds_server")
+    monkeypatch.setattr("xds_server.sources.scraper.read_page", fails_at_first)
+    monkeypatch.setattr("xds_server.sources.scraper.read_card", fails)
+    monkeypatch.setattr("xds_server.sources.scraper._CARD_PERIOD_S", 0.0)
+    readings = Readings()
+    scraper = Scraper(readings.take, session, rng=AtOnce())
+    async with engine() as endpoint:
+        scraper.update(pool(), [endpoint])
+        await until(lambda: len([r for r in readings if not r.error]) >= 3)
+        await scraper.close()
+    assert [r.error for r in readings[:3]] == [
+        "a fault of Trimtab: ZeroDivisionError: integer division or modulo by zero"
+    ] * 3
+    assert readings[-1].unknown["max_model_len"] == "a fault of Trimtab: RecursionError: too deep"
+    shown = [(record.getMessage().partition(": ")[2][:16], bool(record.exc_info)) for record in caplog.records]
+    assert shown == [("no signals from ", True), ("signals from 127", False), ("/v1/models of 12", True)]
+
+
+@dataclass(frozen=True)
+class _Named:
+    pool: str
+
+
+async def test_a_task_that_ends_is_begun_anew(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xds_server.sources.reader._BEGIN_ANEW_S", 0.001)
+    begun = 0
+
+    class Failing(PoolReader[Job]):
+        def _jobs(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> set[Job]:
+            return {_Named(pool.name)}
+
+        async def _run(self, job: Job) -> None:
+            nonlocal begun
+            begun += 1
+            raise ZeroDivisionError
+
+    reader = Failing()
+    reader.update(pool(), [])
+    await until(lambda: begun >= 3)
+    await reader.close()
+    assert caplog.text.count("Traceback") == 1
 
 
 async def test_a_reader_that_fails_stops_nothing(

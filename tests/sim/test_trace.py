@@ -1,5 +1,6 @@
 """Reading and changing traces."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,10 @@ def test_comments_other_columns_and_their_order_do_not_matter(tmp_path: Path) ->
         (HEADER + "0,1,\n", ":2: output_tokens '' is not a positive whole number"),
         (HEADER + f"0,{'9' * 5000},1\n", "is not a positive whole number"),
         (HEADER + "0,1\n", ":2: 2 fields where the header has 3"),
-        (HEADER + "2,1,1\n1,1,1\n", ":3: arrival_s 1 is before the line above, 2"),
-        (b"\xff\xfe\x00", ": not a CSV file"),
+        (HEADER + "2,1,1\n1,1,1\n", ":3: it arrives 1 s before the line above: sort the trace"),
+        (HEADER + f"0,{'9' * 400},1\n", "…' is not a positive whole number up to 10,000,000"),
+        (b"\xff\xfe\x00", ":1: not UTF-8 text: a trace is a CSV file, or .jsonl"),
+        (gzip.compress(b"arrival_s\n"), ":1: compressed with gzip: unpack it"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_with_its_place(text: str | bytes, problem: str, tmp_path: Path) -> None:
@@ -73,6 +76,12 @@ def test_scaling_and_cutting() -> None:
 def test_scaling_by_nothing_is_an_error(numbers: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="positive"):
         scale([Request(0.0, 1, 1)], **numbers)
+
+
+def test_a_trace_keeps_its_own_zero_unless_that_is_far_away(tmp_path: Path) -> None:
+    assert load_trace(write(tmp_path, HEADER + "600,1,1\n601,1,1\n")) == [Request(600, 1, 1), Request(601, 1, 1)]
+    on_a_clock = write(tmp_path, HEADER + "1700000000.25,1,1\n1700000001.5,1,1\n")
+    assert load_trace(on_a_clock) == [Request(0, 1, 1), Request(1.25, 1, 1)]
 
 
 def test_an_azure_trace_is_read_as_published(tmp_path: Path) -> None:
@@ -107,10 +116,15 @@ def test_a_mooncake_trace_is_read_as_published(tmp_path: Path) -> None:
     [
         ("a.csv", "TIMESTAMP,ContextTokens\n", ":1: the header has no column GeneratedTokens"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,1\n", ":2: TIMESTAMP 'noon' is not a time"),
-        ("a.csv", "Timestamp,Request tokens,Response tokens\n5,7,1\n4,7,1\n", ":3: arrival_s -1 is before"),
+        (
+            "a.csv",
+            "Timestamp,Request tokens,Response tokens\n5,7,1\n4,7,1\n",
+            ":3: it arrives 1 s before the line above",
+        ),
         ("a.jsonl", "{}\n", ":1: not an object with timestamp, input_length and output_length"),
         ("a.jsonl", "[1]\n", ":1: not an object with timestamp"),
         ("a.jsonl", "{\n", ":1: not an object with timestamp"),
+        ("a.jsonl", "[" * 100_000 + "\n", ":1: not an object with timestamp"),
         (
             "a.jsonl",
             '{"timestamp": 5, "input_length": 0, "output_length": 1}\n',

@@ -50,6 +50,11 @@ def _options(
 PolicyOption = Annotated[Path, typer.Option("--policy", "-p", help="The policy file.", metavar="POLICY.yaml")]
 
 
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
@@ -101,6 +106,14 @@ def xds(policy: PolicyOption) -> None:
     from trimtab.cli import run
 
     _run(run.serve(policy, observing=False))
+
+
+@app.command()
+def standby(policy: PolicyOption) -> None:
+    """Stand by for the control plane: an Envoy that starts while it is down gets what it served last."""
+    from trimtab.cli.standby import stand_by
+
+    _run(stand_by(policy))
 
 
 @app.command("ext-proc")
@@ -270,6 +283,7 @@ def drill(
 
 @app.command()
 def replay(
+    context: typer.Context,
     fleet: Annotated[str, typer.Option(help="A fleet file, or a bundled fleet.", metavar="FLEET.yaml")] = "fleet8",
     trace: Annotated[
         str | None,
@@ -285,15 +299,17 @@ def replay(
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Instead of laws: two policies.", metavar="A.yaml B.yaml")
     ] = None,
-    speed: Annotated[float, typer.Option(min=0.001, help="Arrivals come so many times as fast.")] = 1,
-    length: Annotated[float, typer.Option(min=0.001, help="Prompts are so many times as long,")] = 1,
+    speed: Annotated[float, typer.Option(min=0.001, max=1e6, help="Arrivals come so many times as fast.")] = 1,
+    length: Annotated[float, typer.Option(min=0.001, max=1000, help="Prompts are so many times as long,")] = 1,
     max_prompt: Annotated[int | None, typer.Option(min=1, help="and at most so many tokens.")] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Of the fleet's own workload, requests/s.")] = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="Closed loop of so many clients.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, max=10_000_000, help="Only the first so many.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, max=1e6, help="Of the fleet's own workload, requests/s.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(min=1, max=100_000, help="Closed loop of so many clients.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Replays of each law, each with other chances.")] = 1,
-    gateways: Annotated[int, typer.Option(min=1, help="Envoys in front of the engines,")] = 1,
-    workers: Annotated[int, typer.Option(min=1, help="and worker threads of each.")] = 1,
+    gateways: Annotated[int, typer.Option(min=1, max=64, help="Envoys in front of the engines,")] = 1,
+    workers: Annotated[int, typer.Option(min=1, max=128, help="and worker threads of each.")] = 1,
     cut_after_s: Annotated[
         float | None, typer.Option(min=0, help="Cut off what is open so long after the last arrival; default: never.")
     ] = None,
@@ -321,6 +337,7 @@ def replay(
     from trimtab.cli import replay_show as showing
     from trimtab.sim.replay.simulation import Conditions
 
+    replaying.refuse_idle_options({name for name in context.params if _is_given(context, name)})
     if report is not None:
         ensure_folder("--report", report)
     if plot is not None:

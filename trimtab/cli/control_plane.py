@@ -19,12 +19,13 @@ from ext_proc.sampling import SampleShare
 from ext_proc.verdict import RejectionReader
 from trimtab.cli.following import follow
 from trimtab.cli.heartbeats import Heartbeats
+from trimtab.cli.kept_file import kept_path
 from trimtab.cli.listening import bind, serve_http
-from trimtab.cli.state_file import StateFile, default_state_path
+from trimtab.cli.state_file import StateFile
 from trimtab.datapath import cluster_name, pool_of_cluster
 from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
 from trimtab.fleet.snapshot import EndpointId
-from trimtab.policy import Policy, PolicyError, PolicyFile, problem_at
+from trimtab.policy import Policy, PolicyFile
 from trimtab.policy.model import Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision, State
 from trimtab.shaping.decision import ClassDecision
@@ -467,20 +468,8 @@ def _assignment(
 
 
 def _state_file(policy: Policy, policy_path: Path) -> StateFile | None:
-    if policy.state_file is None:
-        return None
-    chosen = policy.state_file != "auto"
-    path = policy_path.absolute().parent / policy.state_file if chosen else default_state_path(policy_path)
-    state_file = StateFile(path)
-    try:
-        state_file.try_writing()
-    except OSError as error:
-        what = f"{path} cannot be written ({(error.strerror or str(error)).lower()})"
-        if chosen:
-            mend = "name a file that can, or write null to keep nothing"
-            raise PolicyError([problem_at(policy_path, ("state_file",), f"{what}: {mend}")]) from None
-        log.warning("state_file: auto: %s, so nothing is kept over a restart", what)
-    return state_file
+    path = kept_path(policy, policy_path)
+    return None if path is None else StateFile(path)
 
 
 def _as_read_at_start(policy: Policy, first: Policy) -> Policy:

@@ -12,7 +12,9 @@ class PartFailedError(Exception):
 
 
 def ensure_folder(option: str, file: Path) -> None:
-    """Raises UserError if the folder of a file that an option names does not exist."""
+    """Raises UserError if a file that an option names cannot be written: its folder is missing, or it is one itself."""
     folder = file.absolute().parent
     if not folder.is_dir():
         raise UserError(f"{option} {file}: the folder {folder} does not exist")
+    if file.is_dir():
+        raise UserError(f"{option} {file}: it is a folder: name a file in it")

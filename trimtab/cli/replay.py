@@ -3,7 +3,7 @@
 import json
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from trimtab.cli.errors import UserError
 from trimtab.policy import load_policy
 from trimtab.policy.model import Pool
-from trimtab.sim.replay.arms import UnknownLawError, make_arm, usable_names
+from trimtab.sim.replay.arms import UnknownLawError, usable_names
 from trimtab.sim.replay.figures import over_seeds
 from trimtab.sim.replay.fleet import SimulatedFleet, load_fleet
 from trimtab.sim.replay.jobs import ArmSpec, Job, Made, run_jobs
+from trimtab.sim.replay.simulated import NotSimulatedError
 from trimtab.sim.replay.simulation import Conditions
 from trimtab.sim.replay.workload import generate
 from trimtab.sim.trace import Request, bundled_trace, bundled_traces, load_trace, scale
 
 _ALL = "all"
+
+# A control loop steps ten times in each virtual second: a week of them takes hours.
+_LONGEST_S = 7 * 86_400.0
+
+_OF_VALIDATION = frozenset({"validate", "validate_s", "seeds", "report"})
+# Options that another one leaves nothing to do: the idle one, the other, and why.
+_IDLE = (
+    ("laws", "compare", "the two policies have their own"),
+    ("policy", "compare", "it takes two policies as they stand"),
+    ("rate", "clients", "in a closed loop a client sends when it has its answer"),
+    ("speed", "clients", "in a closed loop a client sends when it has its answer"),
+    ("cut_after_s", "clients", "in a closed loop each request is followed to its end"),
+    ("as_markdown", "as_json", "give one of them"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +61,31 @@ class Wanted:
     conditions: Conditions = Conditions()  # noqa: RUF009 - it is frozen
 
 
+def refuse_idle_options(given: Set[str]) -> None:
+    """Raises UserError if one of the options that were `given`, by parameter, would be passed over in silence."""
+    if "validate" in given:
+        for name in sorted(given - _OF_VALIDATION):
+            raise UserError(f"{_flag(name)} is of no use with --validate, whose scenario is fixed: remove one of them")
+    elif "validate_s" in given:
+        raise UserError("--validate-s is of no use without --validate")
+    for idle, other, why in _IDLE:
+        if idle in given and other in given:
+            raise UserError(f"{_flag(idle)} is of no use with {_flag(other)}: {why}")
+    if "pool" in given and not given & {"policy", "compare"}:
+        raise UserError("--pool is of no use without the --policy or --compare whose pool it names")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.removeprefix('as_').replace('_', '-')}"
+
+
 def make_replays(wanted: Wanted, console: Console) -> tuple[dict[str, Any], dict[str, list[Made]]]:
-    """Make the replays. Returns the report, and by law the replays with each seed."""
+    """Make the replays. Returns the report, and by law the replays with each seed.
+
+    `console` is told what of a policy is of no effect here. Raises UserError, PolicyError or TraceError.
+    """
     fleet = load_fleet(wanted.fleet)
-    specs = _specs(wanted, fleet)
+    specs = _specs(wanted, fleet, console)
     base = _base(wanted.base, [spec.name for spec in specs])
     traces = [_trace(wanted, fleet, seed) for seed in range(1, wanted.seeds + 1)]
     conditions = wanted.conditions
@@ -60,6 +96,7 @@ def make_replays(wanted: Wanted, console: Console) -> tuple[dict[str, Any], dict
             clients=own.clients if conditions.clients is None else conditions.clients,
             patience_s=own.patience_s if conditions.patience_s is None else conditions.patience_s,
         )
+    _refuse_endless(traces, wanted, conditions)
     jobs = [Job(trace, fleet, spec, seed, conditions) for spec in specs for seed, trace in enumerate(traces, start=1)]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -85,26 +122,52 @@ def make_replays(wanted: Wanted, console: Console) -> tuple[dict[str, Any], dict
     return report, dict(by_law)
 
 
-def _specs(wanted: Wanted, fleet: SimulatedFleet) -> list[ArmSpec]:
+def _refuse_endless(traces: Sequence[Sequence[Request]], wanted: Wanted, conditions: Conditions) -> None:
+    if conditions.clients is not None:
+        if wanted.speed != 1:
+            raise UserError("--speed is of no use here: the workload of the fleet is a closed loop of clients")
+        return
+    longest_s = max(trace[-1].arrival_s for trace in traces)
+    if longest_s > _LONGEST_S:
+        raise UserError(
+            f"the requests of {wanted.trace or wanted.fleet} arrive over {longest_s / 3600:,.0f} hours, and "
+            f"{_LONGEST_S / 3600:g} is the most: let them come faster (--speed, --rate), or take fewer (--requests)"
+        )
+
+
+def _specs(wanted: Wanted, fleet: SimulatedFleet, console: Console) -> list[ArmSpec]:
     if wanted.compare:
         names = _distinct(wanted.compare)
-        return [
+        specs = [
             ArmSpec(name, _pool(path, wanted.pool), whole=True)
             for name, path in zip(names, wanted.compare, strict=True)
         ]
-    policy = _pool(wanted.policy, wanted.pool) if wanted.policy is not None else None
-    names = [name.strip() for name in wanted.laws.split(",") if name.strip()]
-    if names == [_ALL]:
-        names = usable_names(fleet)
-    if not names:
-        raise UserError("--laws: no law is named")
-    specs = [ArmSpec(name, policy) for name in dict.fromkeys(names)]
+    else:
+        policy = _pool(wanted.policy, wanted.pool) if wanted.policy is not None else None
+        specs = [ArmSpec(name, policy) for name in _law_names(wanted, fleet, policy)]
+    told = set()
     for spec in specs:
         try:
-            make_arm(spec.name, fleet, policy)
+            arm = spec.arm(fleet)
         except UnknownLawError as error:
             raise UserError(f"--laws: {error}") from None
+        except NotSimulatedError as error:
+            raise UserError(f"{spec.name}: {error}") from None
+        for line in arm.lost:
+            # Under one policy several laws lose the same.
+            if (told_as := f"{spec.name}: {line}" if wanted.compare else line) not in told:
+                told.add(told_as)
+                console.print(told_as, style="yellow", highlight=False, soft_wrap=True)
     return specs
+
+
+def _law_names(wanted: Wanted, fleet: SimulatedFleet, policy: Pool | None) -> Sequence[str]:
+    names: dict[str, None] = {}
+    for name in filter(None, map(str.strip, wanted.laws.split(","))):
+        names |= dict.fromkeys(usable_names(fleet, policy) if name == _ALL else (name,))
+    if not names:
+        raise UserError("--laws: no law is named")
+    return list(names)
 
 
 def _distinct(paths: Sequence[Path]) -> Sequence[str]:

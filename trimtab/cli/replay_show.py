@@ -16,6 +16,7 @@ _LAW_NOTE = (
     "TTFT and end to end in seconds, time per output token (TPOT) in ms; × is P99 by that of {base}; "
     "spread of utilisation (sequences in use) over engines"
 )
+_ONE_SEED = "; one seed: a difference may be chance, which --seeds 3 shows"
 _ENGINE_NOTE = "Share of the answers / utilisation of each kind of engine, in %; retries, refusals, preemptions, pushes"
 
 
@@ -33,7 +34,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
 def markdown(report: Mapping[str, Any]) -> str:
     """The report as tables in Markdown."""
     headings, rows = _law_rows(report)
-    lines = [f"{title(report)}. {_LAW_NOTE.format(**report)}.", "", *_markdown_table(headings, rows)]
+    lines = [f"{title(report)}. {_law_note(report)}.", "", *_markdown_table(headings, rows)]
     headings, rows = _engine_rows(report)
     return "\n".join([*lines, "", f"{_ENGINE_NOTE}.", "", *_markdown_table(headings, rows), ""])
 
@@ -47,7 +48,11 @@ def title(report: Mapping[str, Any]) -> str:
 
 def _law_table(report: Mapping[str, Any]) -> Table:
     headings, rows = _law_rows(report)
-    return show_table(_LAW_NOTE.format(**report), headings, rows)
+    return show_table(_law_note(report), headings, rows)
+
+
+def _law_note(report: Mapping[str, Any]) -> str:
+    return _LAW_NOTE.format(**report) + (_ONE_SEED if report["seeds"] == 1 else "")
 
 
 def _engine_table(report: Mapping[str, Any]) -> Table:

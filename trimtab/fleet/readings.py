@@ -17,18 +17,30 @@ NOT_READ = "not read yet"
 _TELL_OF_RESTARTS = ("process_start", "generated_tokens", "preemptions")
 
 
-def _count(value: float) -> str:
+# Up to here each whole number is a float of its own, and whatever is reckoned with a few of them stays finite.
+_MOST = 2.0**53
+# No clock of a machine is there yet (year 2286), and it is far from where calendars end.
+_LATEST_S = 1e10
+
+
+def _within(value: float, most: float) -> str:
     if not isfinite(value):
         return f"{value:g} is no number"
-    return "" if value >= 0 else f"{value:g} is below 0"
+    if value < 0:
+        return f"{value:g} is below 0"
+    return "" if value <= most else f"{value:g} is above all that can be"
+
+
+def _count(value: float) -> str:
+    return _within(value, _MOST)
 
 
 def _share(value: float) -> str:
     return _count(value) or ("" if value <= 1 else f"{value:g} is no share of 0 to 1; is it a percentage?")
 
 
-def _finite(value: float) -> str:
-    return "" if isfinite(value) else f"{value:g} is no number"
+def _time(value: float) -> str:
+    return _within(value, _LATEST_S)
 
 
 def _histogram(value: Histogram) -> str:
@@ -37,9 +49,11 @@ def _histogram(value: Histogram) -> str:
         return "the histogram lacks buckets"
     if not all(low < high for low, high in pairwise(bounds)):
         return "the histogram's bounds do not rise"
-    if not all(low <= high for low, high in pairwise((0.0, *counts, inf))) or not isfinite(counts[-1]):
+    if not isfinite(bounds[0]):
+        return "the histogram's bounds are no numbers"
+    if not all(low <= high for low, high in pairwise((0.0, *counts, inf))):
         return "the histogram's counts do not rise"
-    return _count(value.total)
+    return _count(counts[-1]) or _count(value.total)
 
 
 def _always(value: Adapters) -> str:
@@ -48,7 +62,7 @@ def _always(value: Adapters) -> str:
 
 _FAULTS: Mapping[str, Callable[[Any], str]] = {
     "kv_usage": _share,
-    "process_start": _finite,
+    "process_start": _time,
     "prefix_hit_rate": _share,
     "ttft": _histogram,
     "inter_token": _histogram,

@@ -79,6 +79,8 @@ def _misfit(value: Any, path: Path, schema: Schema, document: Document) -> str:
     match schema.get("type"), value:
         case "object", None:
             return f"is empty: it {must_be}, or be left out"
+        case "object", dict():
+            return "is empty: it must have at least one entry"
         case _, None:
             return f"has no value: it {must_be}"
         case (("integer" | "number"), str()) if _NUMBER.fullmatch(value):
@@ -124,9 +126,13 @@ def _nearest(key: str, section: Schema) -> tuple[str, str, float]:
 def _unknown_key(key: str, section: Schema) -> str:
     """What a key that `section` does not have was probably meant to be."""
     meant, best, likeness = _nearest(key, section)
-    homes = dict.fromkeys(home.title for home in sections() if key in home.schema["properties"])
+    homes = [home for home in sections() if key in home.schema["properties"]]
     if likeness < 1 and homes:
-        return f"unknown key here: it belongs to {' or '.join(homes)}; move it there, or remove it"
+        law = next((here.law for here in sections() if here.schema == section), "")
+        if law and (others := [f"law: {home.law}" for home in homes if home.law]):
+            return f"unknown key of law: {law}; it goes with {' or '.join(others)}: choose that law, or remove it"
+        titles = dict.fromkeys(home.title for home in homes)
+        return f"unknown key here: it belongs to {' or '.join(titles)}; move it there, or remove it"
     if likeness < _LIKE:
         return f"unknown key; the keys here are {', '.join(section['properties'])}"
     measure = f", in {unit(best)}" if unit(best) != unit(meant) else ""

@@ -21,7 +21,7 @@ from trimtab.policy.by_law import ByLaw
 from trimtab.policy.classes import class_flaws
 from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.metric import parse_metric
-from trimtab.policy.needs import unmet_needs, unreadable_terms
+from trimtab.policy.needs import idle_sources, unmet_needs, unreadable_terms
 from trimtab.policy.probe import Probe
 from trimtab.policy.prometheus import Prometheus
 from trimtab.policy.trust import trust_flaws
@@ -31,6 +31,7 @@ from trimtab.scoring import ScoringPolicy, default_scoring, make_law
 from trimtab.strict import Flaw, Strict
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 _PORT = re.compile(r"[0-9]{1,5}")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _PATH = re.compile(r"/\S*")
@@ -91,6 +92,25 @@ def _host_port(text: str) -> str:
     return text
 
 
+def no_endpoint(host: str) -> str:
+    """Why no engine can be at an address, such as "is of many"; empty for a host name, or if one can."""
+    address = _read_ip(host)
+    if address is None:
+        return ""
+    if address.is_unspecified:
+        return "is of no machine: it is what one listens on"
+    if address.is_multicast or address == _BROADCAST:
+        return "is of many machines"
+    return ""
+
+
+def _endpoint_address(text: str) -> str:
+    host, _ = split_host_port(text)
+    if why := no_endpoint(host):
+        raise ValueError(f"{quoted(host)} {why}: name the engine's own address")
+    return text
+
+
 def _service_address(text: str) -> str:
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
@@ -98,6 +118,11 @@ def _service_address(text: str) -> str:
             raise ValueError(f"{quoted(text)}: a unix socket needs an absolute path of at most 100 bytes")
         return text
     return _host_port(text)
+
+
+def is_name(address: str) -> bool:
+    """Whether the host of a service's address must be looked up."""
+    return not address.startswith("unix:") and _read_ip(split_host_port(address)[0]) is None
 
 
 def _own_address(text: str) -> str:
@@ -142,6 +167,7 @@ def _no_bool(value: object) -> object:
 
 IpAddress = Annotated[str, AfterValidator(_own_ip), text_schema("127.0.0.1", r"^[0-9A-Fa-f.:]+$")]
 HostPort = Annotated[str, AfterValidator(_host_port), text_schema("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
+EndpointAddress = Annotated[str, AfterValidator(_endpoint_address), text_schema("10.0.0.11:8000", r"^\S+:[0-9]{1,5}$")]
 ServiceAddress = Annotated[
     str, AfterValidator(_service_address), text_schema("127.0.0.1:18000", r"^(unix:/.+|\S+:[0-9]{1,5})$")
 ]
@@ -209,6 +235,11 @@ class Services(Strict):
     envoy_admin: OwnAddress = Field(
         "127.0.0.1:9901", description="Envoy's own admin pages. An IP address with a port, or a unix socket."
     )
+    standby: OwnAddress | None = Field(
+        None,
+        description="Where `trimtab standby` serves an Envoy that starts while xds is down; it keeps its view beside "
+        "state_file. null: such an Envoy waits.",
+    )
 
 
 class ExtProc(Strict):
@@ -234,7 +265,9 @@ class ExtProc(Strict):
 class Endpoint(Strict):
     """One engine."""
 
-    address: HostPort = Field(description="Host name or IP address with a port, without a scheme. IPv6: [::1]:8000.")
+    address: EndpointAddress = Field(
+        description="Host name or IP address with a port, without a scheme. IPv6: [::1]:8000."
+    )
     capacity: Positive | None = Field(
         None,
         description="Relative to the other endpoints of the pool, e.g. 10 / 4 / 1 for A100 / 4090 / CPU.",
@@ -572,6 +605,7 @@ class Pool(Strict):
                 ("retries", "attempts"),
             )
         yield from unreadable_terms(self)
+        yield from idle_sources(self)
         yield from class_flaws(self)
         for index, fallback in enumerate(self.fallbacks):
             if fallback.answer is not None and index + 1 < len(self.fallbacks):
@@ -673,6 +707,12 @@ class Policy(Strict):
                 "a unix socket has one owner",
                 ("services", "ext_proc"),
             )
+        if (self.services.standby or "").startswith("unix:") and is_name(self.services.xds):
+            yield Flaw(
+                f"{quoted(self.services.xds)} is a name, and Envoy takes no unix socket beside one: name an IP address "
+                "for services.xds, or for this one, as in 127.0.0.1:18002",
+                ("services", "standby"),
+            )
 
         for index, pool in enumerate(self.pools):
             if pool.gate.enabled and self.ext_proc.workers > 1:
@@ -712,7 +752,7 @@ class Policy(Strict):
 
     def _shared_addresses(self) -> Iterator[Flaw]:
         ours = [(("listen", "port"), self.listen.socket)]
-        ours += [(("services", name), getattr(self.services, name)) for name in Services.model_fields]
+        ours += [(("services", name), address) for name, address in self.services if address is not None]
         for (one, address), (other, too_near) in combinations(ours, 2):
             if _collide(address, too_near):
                 yield Flaw(

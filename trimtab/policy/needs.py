@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trimtab.policy.engines import engine_tables
+from trimtab.policy.prometheus import bundled_queries
 from trimtab.policy.words import listed, quoted
 from trimtab.scoring import BlendPolicy, Need, make_law
 from trimtab.strict import Flaw
@@ -72,6 +73,20 @@ def unreadable_terms(pool: "Pool") -> Iterator[Flaw]:
         names = sorted(name for name, action in actions.items() if action == "term")
         there = f"there are {listed(names)}" if names else "there are none with action: term"
         yield Flaw(f"{quoted(term.custom)} is no signal of signals.prometheus.custom; {there}", at)
+
+
+def idle_sources(pool: "Pool") -> Iterator[Flaw]:
+    """A flaw for each setting of a source that can bring nothing."""
+    signals = pool.signals
+    if signals.orca and not engine_tables()[pool.engine].orca:
+        yield Flaw(f"{pool.engine} tells nothing in its answers' headers: remove it", ("signals", "orca"))
+    if (server := signals.prometheus) is not None and server.select:
+        bundled = bundled_queries().engines.get(pool.engine, {}) if server.bundled else {}
+        if not any("$select" in query for query in (bundled | server.queries).values()):
+            yield Flaw(
+                "select goes where a query says $select, and none does: write it there, or remove it",
+                ("signals", "prometheus", "select"),
+            )
 
 
 def _sources(need: Need, pool: "Pool", ext_proc: "ExtProc") -> Iterator[_Source]:

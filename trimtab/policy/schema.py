@@ -21,10 +21,14 @@ class Section:
     schema: Schema
 
     @property
+    def law(self) -> str:
+        """The law whose `scoring` it is; empty for any other section."""
+        return _law(self.schema)
+
+    @property
     def title(self) -> str:
         """What people call it."""
-        law = _law(self.schema)
-        return f"{self.path} (law: {law})" if law else self.path or "top level"
+        return f"{self.path} (law: {self.law})" if self.law else self.path or "top level"
 
 
 def json_schema() -> Schema:

@@ -50,7 +50,7 @@ def shown(value: object) -> str:
         case str():
             return quoted(value) if value else "empty text"
         case dict():
-            return "a mapping"
+            return "a mapping" if value else "an empty mapping"
         case list() | tuple():
             return "a list" if value else "an empty list"
         case _:

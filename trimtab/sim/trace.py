@@ -9,6 +9,10 @@ from datetime import datetime
 from importlib import resources
 from pathlib import Path
 
+from trimtab.policy.words import shortened
+
+_MOST_TOKENS = 10_000_000
+
 _TRACES = resources.files("trimtab").joinpath("data/traces")
 
 
@@ -34,11 +38,22 @@ def load_trace(path: str | Path) -> list[Request]:
     """
     path = Path(path)
     with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = _Numbered(file)
         try:
             rows = _json_rows if path.suffix == ".jsonl" else _csv_rows
-            return list(_requests(str(path), rows(str(path), _Numbered(file))))
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise TraceError(f"{path}: not a CSV file: {error}") from None
+            return list(_requests(str(path), rows(str(path), lines)))
+        except UnicodeDecodeError:
+            raise TraceError(f"{path}:1: {_not_text(path)}") from None
+        except csv.Error as error:
+            raise TraceError(f"{path}:{lines.line}: not a CSV file: {error}") from None
+
+
+def _not_text(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start == b"\x1f\x8b":
+        return "compressed with gzip: unpack it with gunzip"
+    return "not UTF-8 text: a trace is a CSV file, or .jsonl as Mooncake's"
 
 
 def bundled_traces() -> Sequence[str]:
@@ -95,12 +110,13 @@ class _Layout:
     prompt: str
     output: str
     seconds: Callable[[str], float]
-    from_first: bool = True  # arrivals are counted from the first row
+    zero_within_s: float = 0.0  # arrivals are counted from the first row, if that is not so near to a zero of its own
     failures: bool = False  # requests without a token are there, and failed: they are left out
 
 
 _LAYOUTS = (
-    _Layout("arrival_s", "prompt_tokens", "output_tokens", float, from_first=False),
+    # A trace that begins later than an hour after its zero is on a clock, such as Unix time.
+    _Layout("arrival_s", "prompt_tokens", "output_tokens", float, zero_within_s=3600.0),
     _Layout("TIMESTAMP", "ContextTokens", "GeneratedTokens", lambda text: datetime.fromisoformat(text).timestamp()),
     _Layout("Timestamp", "Request tokens", "Response tokens", float, failures=True),
 )
@@ -113,7 +129,9 @@ def _requests(name: str, rows: Iterable[_Row]) -> Iterator[Request]:
     count = 0
     for where, request in rows:
         if request.arrival_s < last:
-            raise TraceError(f"{where}: arrival_s {request.arrival_s:g} is before the line above, {last:g}")
+            raise TraceError(
+                f"{where}: it arrives {last - request.arrival_s:g} s before the line above: sort the trace"
+            )
         last = request.arrival_s
         count += 1
         yield request
@@ -139,10 +157,16 @@ def _csv_rows(name: str, lines: "_Numbered") -> Iterator[_Row]:
         if layout.failures and (prompt.strip() == "0" or output.strip() == "0"):
             continue
         at = _seconds(where, layout.arrival, arrival, layout.seconds)
-        if layout.from_first:
-            first = at if first is None else first
-            at = round(at - first, 6)
-        yield where, Request(at, _tokens(where, layout.prompt, prompt), _tokens(where, layout.output, output))
+        if first is None:
+            first = at if at > layout.zero_within_s else 0.0
+        yield (
+            where,
+            Request(
+                round(at - first, 6) if first else at,
+                _tokens(where, layout.prompt, prompt),
+                _tokens(where, layout.output, output),
+            ),
+        )
 
 
 def _json_rows(name: str, lines: "_Numbered") -> Iterator[_Row]:
@@ -152,7 +176,7 @@ def _json_rows(name: str, lines: "_Numbered") -> Iterator[_Row]:
         try:
             row = json.loads(text)
             arrival, prompt, output = (row[key] for key in ("timestamp", "input_length", "output_length"))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise TraceError(f"{where}: not an object with timestamp, input_length and output_length") from None
         at = _seconds(where, "timestamp", str(arrival), lambda text: float(text) / 1000)
         first = at if first is None else first
@@ -180,7 +204,7 @@ def _seconds(where: str, column: str, text: str, read: Callable[[str], float]) -
     except (ValueError, OverflowError):
         value = math.nan
     if not 0 <= value < math.inf:
-        raise TraceError(f"{where}: {column} {text!r} is not a time")
+        raise TraceError(f"{where}: {column} {shortened(text)!r} is not a time")
     return value
 
 
@@ -189,6 +213,6 @@ def _tokens(where: str, column: str, text: str) -> int:
         value = int(text)
     except ValueError:
         value = 0
-    if value < 1:
-        raise TraceError(f"{where}: {column} {text!r} is not a positive whole number")
+    if not 1 <= value <= _MOST_TOKENS:
+        raise TraceError(f"{where}: {column} {shortened(text)!r} is not a positive whole number up to {_MOST_TOKENS:,}")
     return value

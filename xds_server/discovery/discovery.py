@@ -13,7 +13,7 @@ from trimtab.policy.discovery import (
     HttpSource,
     KubernetesSource,
 )
-from trimtab.policy.model import Policy, Pool, split_host_port
+from trimtab.policy.model import Policy, Pool, no_endpoint, split_host_port
 from trimtab.pool import EndpointSpec
 from xds_server.discovery.follower import Follower, SourceStatus
 from xds_server.discovery.from_dns import FromDns
@@ -58,6 +58,7 @@ class Discovery:
         self._listed: dict[str, Answer] = {name: tuple(_recall(of_pool)) for name, of_pool in (known or {}).items()}
         self._told: dict[str, tuple[EndpointSpec, ...]] = {}
         self._clashes: set[tuple[str, str, str]] = set()
+        self._refused: set[tuple[str, str, str]] = set()
 
     def update(self, policy: Policy) -> None:
         """Take the pools of a (new) policy. What is already known of its names and by its sources stays."""
@@ -165,12 +166,20 @@ class Discovery:
             ip = self._names.address(listed.host)
             if ip is None:
                 continue
+            if why := no_endpoint(ip):
+                self._warn_of_no_endpoint(pool.name, listed.name, ip, why)
+                continue
             address = socket_address(ip, listed.port)
             spec = EndpointSpec(address, listed.name, listed.capacity, listed.labels, listed.uid, listed.out)
             first = specs.setdefault(address, spec)
             if first is not spec:
                 self._warn_of_clash(pool.name, first, spec)
         return tuple(specs.values())
+
+    def _warn_of_no_endpoint(self, pool: str, name: str, ip: str, why: str) -> None:
+        if (refused := (pool, name, ip)) not in self._refused:
+            self._refused.add(refused)
+            logger.warning("pool %s: %s is left out: its address %s %s", *refused, why)
 
     def _warn_of_clash(self, pool: str, first: EndpointSpec, second: EndpointSpec) -> None:
         clash = (pool, first.name, second.name)

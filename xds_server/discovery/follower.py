@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from xds_server.access import AccessError
+from xds_server.access import AccessError, unforeseen
 from xds_server.discovery.source import Answer, Source, SourceError, one_line
 
 logger = logging.getLogger(__name__)
@@ -86,17 +86,16 @@ class Follower:
                         failures = 0
                         self._take(answer)
                         patience.reschedule(self._ask_anew_at())
-                why = "it stopped answering"
+                why, fault = "it stopped answering", None
             except (SourceError, AccessError, OSError) as error:
                 if patience.expired():
                     continue
-                why = one_line(error)
-            except Exception as error:
-                logger.exception("pool %s: discovery by %s failed", self._pool, self._kind)
-                why = type(error).__name__
+                why, fault = one_line(error), None
+            except Exception as error:  # noqa: BLE001 - it is logged below, once
+                why, fault = unforeseen(error), error
             _end_if_cancelled()
             failures += 1
-            self._fail(why)
+            self._fail(why, fault)
             pause = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 16), self._source.longest_retry_s)
             await asyncio.sleep(pause * self._rng.uniform(0.8, 1.2))
 
@@ -112,10 +111,10 @@ class Follower:
             self._doubt(f"it lists no endpoints: the last {len(in_use)} are kept unless it says so again")
             self._put_in_use(in_use)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, fault: Exception | None) -> None:
         self._errors += 1
         kept = f"; the last {len(self._in_use)} endpoints are kept" if self._in_use else ""
-        self._doubt(f"{why}{kept}")
+        self._doubt(f"{why}{kept}", fault)
         self._put_in_use(self._in_use)
 
     @property
@@ -134,12 +133,12 @@ class Follower:
     def _ask_anew_at(self) -> float | None:
         return None if self._empty_since is None else self._empty_since + self._confirm_empty_s
 
-    def _doubt(self, why: str) -> None:
+    def _doubt(self, why: str, fault: Exception | None = None) -> None:
         if self._stale_since is None:
             self._stale_since = self._now()
         if why != self._why:
             self._why = why
-            logger.warning("pool %s: discovery by %s: %s", self._pool, self._kind, why)
+            logger.warning("pool %s: discovery by %s: %s", self._pool, self._kind, why, exc_info=fault)
 
     def _recover(self, answer: Answer, in_use: Answer) -> None:
         if self._stale_since is not None:

@@ -1,6 +1,7 @@
 """Endpoints from a URL in Prometheus' http_sd format."""
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator, Iterator
 from typing import ClassVar
@@ -9,12 +10,16 @@ import aiohttp
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from trimtab.policy.discovery import HttpSource
-from trimtab.policy.model import split_host_port
+from trimtab.policy.model import no_endpoint, split_host_port
+from trimtab.policy.words import quoted
 from xds_server.access import why_failed
 from xds_server.discovery.source import Answer, Listed, SourceError, capacity, one_line
 from xds_server.discovery.web import Web, read_body
 
+logger = logging.getLogger(__name__)
+
 _MAX_BYTES = 8 * 2**20
+_MOST_TOLD = 20
 
 
 class _Group(BaseModel):
@@ -36,6 +41,7 @@ class FromHttp:
         self._policy = policy
         self._capacity_label = capacity_label
         self._rng = rng
+        self._no_capacities: set[str] = set()  # that were told
 
     async def answers(self) -> AsyncGenerator[Answer]:
         policy = self._policy
@@ -58,6 +64,10 @@ class FromHttp:
             if response.status == 401:
                 mend = f"is the token in {policy.token_file} the right one?" if policy.token_file else "give token_file"
                 raise SourceError(f"HTTP 401 from {policy.url}: {mend}")
+            if 300 <= response.status < 400:
+                place = response.headers.get("Location", "nowhere")
+                mend = f"it leads to {place}, and redirects are not followed: mend url"
+                raise SourceError(f"HTTP {response.status} from {policy.url}: {mend}")
             if response.status != 200:
                 raise SourceError(f"HTTP {response.status} from {policy.url}")
             return await read_body(response, _MAX_BYTES)
@@ -77,5 +87,20 @@ class FromHttp:
         for group in groups:
             labels = group.labels or {}
             known = capacity(labels, self._capacity_label)
+            if known is None and (text := labels.get(self._capacity_label)) is not None:
+                self._warn_of_capacity(text)
             for target in group.targets or ():
-                yield Listed(*split_host_port(target), target, known, labels)
+                host, port = split_host_port(target)
+                if why := no_endpoint(host):
+                    raise ValueError(f"{target} {why}: name the engine's own address")
+                yield Listed(host, port, target, known, labels)
+
+    def _warn_of_capacity(self, text: str) -> None:
+        if text not in self._no_capacities and len(self._no_capacities) < _MOST_TOLD:
+            self._no_capacities.add(text)
+            logger.warning(
+                "%s: the label %s is %s, which is no number above 0: no capacity is taken from it",
+                self._policy.url,
+                self._capacity_label,
+                quoted(text),
+            )

@@ -8,6 +8,8 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 
+from xds_server.access import unforeseen
+
 logger = logging.getLogger(__name__)
 
 _PERIOD_S = 10.0
@@ -92,6 +94,8 @@ class Names:
             return (), f"no answer within {_DEADLINE_S:g} s"
         except (OSError, UnicodeError) as error:
             return (), str(error)
+        except Exception as error:  # noqa: BLE001 - one name must not end the task that keeps it
+            return (), unforeseen(error)
 
 
 def literal(host: str) -> str | None:

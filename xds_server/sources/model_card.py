@@ -37,23 +37,21 @@ class ModelCard:
 def read_card(body: bytes) -> ModelCard:
     """Read the answer of `/v1/models`. Of several models (adapters are listed too) the shortest context counts."""
     try:
-        models = json.loads(body)["data"]
+        # A length is a float in the end, and an integer may have more digits than that has room for.
+        models = json.loads(body, parse_int=float)["data"]
         lengths = [length for length in map(_length, models) if length is not None]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ModelCard(why=f"{MODELS_PATH} is no list of models")
     if not lengths:
         return ModelCard(why=f"{MODELS_PATH} does not say it")
-    wrong = next((length for length in lengths if not _is_number(length) or fault_of(_SIGNAL, length)), None)
+    wrong = next((length for length in lengths if not isinstance(length, float) or fault_of(_SIGNAL, length)), None)
     if wrong is not None:
-        return ModelCard(why=f"{MODELS_PATH}: {wrong!r:.40} is no length")
-    return ModelCard(float(min(lengths)), "")
+        shown = f"{wrong:g}" if isinstance(wrong, float) else f"{wrong!r:.40}"
+        return ModelCard(why=f"{MODELS_PATH}: {shown} is no length")
+    return ModelCard(min(lengths), "")
 
 
 def _length(model: Mapping[str, Any]) -> Any:
     """As vLLM and SGLang write it, or as llama.cpp does: of one of its slots."""
     length = model.get("max_model_len")
     return (model.get("meta") or {}).get("n_ctx") if length is None else length
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

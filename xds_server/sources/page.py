@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ _COMBINE: Mapping[str, Callable[[Iterable[float]], float]] = {
     "max_model_len": min,
     "process_start": max,
 }
+
+_SLOTS = re.compile("[0-9]{1,6}")
 
 _Labels = Mapping[str, str]
 
@@ -153,7 +156,7 @@ def _read(signal: str, metric: Metric, samples: _Samples) -> float | Histogram |
         return _histogram(metric, samples)
     if signal == "adapters":
         return _adapters(samples.newest(metric.terms[0].name))
-    combine = _COMBINE.get(signal, math.fsum)
+    combine = _COMBINE.get(signal, sum)
     total = 0.0
     for series in metric.terms:
         values = [value / metric.divisor for _, value in samples.of(series)]
@@ -178,8 +181,8 @@ def _histogram(metric: Metric, samples: _Samples) -> Histogram:
     bounds = sorted(counts)
     return Histogram(
         _shared(tuple(bound / metric.divisor for bound in bounds)),
-        tuple(math.fsum(counts[bound]) for bound in bounds),
-        math.fsum(value for _, value in samples.of(series, total)) / metric.divisor,
+        tuple(sum(counts[bound]) for bound in bounds),
+        sum(value for _, value in samples.of(series, total)) / metric.divisor,
     )
 
 
@@ -195,7 +198,7 @@ def _adapters(labels: _Labels) -> Adapters:
     return Adapters(
         _names(labels.get("running_lora_adapters", "")),
         _names(labels.get("waiting_lora_adapters", "")),
-        int(slots) if slots.isdecimal() else None,
+        int(slots) if _SLOTS.fullmatch(slots) else None,
     )
 
 

@@ -13,6 +13,7 @@ from trimtab.fleet.observation import SignalQueried
 from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import Prometheus
 from trimtab.pool import EndpointSpec
+from xds_server.access import unforeseen
 from xds_server.sources.prometheus_join import join
 from xds_server.sources.prometheus_query import Answer, Asker, QueryFailed
 from xds_server.sources.reader import PoolReader
@@ -115,15 +116,25 @@ class PrometheusSource(PoolReader[_Question]):
     def _failed(self, question: _Question, error: Exception) -> Sequence[SignalQueried]:
         now = self._now()
         if isinstance(error, QueryFailed):
-            self._say(question, "" if error.server else question.signal, str(error), common=True)
+            why = str(error)
+            self._say(question, "" if error.server else question.signal, why, common=True)
         else:
-            logger.error("asking for %s failed", question.signal, exc_info=error)
+            why = unforeseen(error)
+            self._say(question, question.signal, why, fault=error)
         return [
-            SignalQueried(now, question.pool, endpoint.address, question.signal, None, error=str(error), answered=False)
+            SignalQueried(now, question.pool, endpoint.address, question.signal, None, error=why, answered=False)
             for endpoint in self._endpoints[question.pool]
         ]
 
-    def _say(self, question: _Question, what: str, error: str, *, common: bool = False) -> None:
+    def _say(
+        self,
+        question: _Question,
+        what: str,
+        error: str,
+        *,
+        common: bool = False,
+        fault: Exception | None = None,
+    ) -> None:
         """Log what changes: that a signal, or with "" the whole server, is not known, why, and that it is again.
 
         What can be `common` to several signals, such as a server that hangs, is said of the first of them.
@@ -137,7 +148,7 @@ class PrometheusSource(PoolReader[_Question]):
             return
         shown = f"{what} from Prometheus" if what else f"answer of Prometheus at {question.server.url}"
         if error and not (common and error in others):
-            logger.warning("pool %s: no %s: %s", question.pool, shown, error)
+            logger.warning("pool %s: no %s: %s", question.pool, shown, error, exc_info=fault)
         elif before and before not in others:
             logger.info("pool %s: %s again", question.pool, shown)
 

@@ -4,10 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import isfinite
+from math import isfinite, isnan, nan
 
 from trimtab.fleet.spec import EndpointSpec
 from xds_server.sources.prometheus_query import Answer, Series
+
+# The clocks of several servers behind one address may differ so much.
+_AHEAD_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ def join(answer: Answer, endpoints: Sequence[EndpointSpec], rules: Mapping[str, 
         endpoint.address: _joined(
             answer.evaluated_at,
             values.get(endpoint.address, ()),
-            [max(times[endpoint.address]) for times in sampled_at if endpoint.address in times],
+            [_newest(times[endpoint.address]) for times in sampled_at if endpoint.address in times],
             rules,
         )
         for endpoint in endpoints
@@ -45,7 +48,14 @@ def _joined(now: float, values: Sequence[float], sampled_at: Sequence[float], ru
         return Joined(None, error=f"the value is {values[0]:g}")
     if not sampled_at:
         return Joined(None, error=f"its metrics have no sample now whose {_shown(rules)}")
+    if not all(map(isfinite, sampled_at)) or max(sampled_at) - now > _AHEAD_S:
+        return Joined(None, error="its newest sample is of no time that has been, by the server's clock")
     return Joined(values[0], max(0.0, now - min(sampled_at)))
+
+
+def _newest(times: Sequence[float]) -> float:
+    """NaN if one of them is, which `max` would pass over or not by their order."""
+    return nan if any(map(isnan, times)) else max(times)
 
 
 def _shown(rules: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ import ssl
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,8 @@ class Asker:
             return _read(found, at)
         except (requests.Timeout, urllib3.exceptions.TimeoutError, TimeoutError):
             raise _too_slow(self._server) from None
-        except (requests.JSONDecodeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise QueryFailed(f"what answers is no Prometheus: {type(error).__name__}: {error}", server=True) from None
+        except (requests.JSONDecodeError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise _unusable(self._session.body, error) from None
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             raise QueryFailed(_cause(error), server=True) from None
 
@@ -121,6 +121,7 @@ class _Session(requests.Session):
     def __init__(self, server: Prometheus) -> None:
         super().__init__()
         self.deadline = inf  # of the answer under way, on the monotonic clock
+        self.body = b""  # of the last answer
         self._server = server
         # What the policy says is what happens: no proxies from the environment, no passwords from a netrc.
         self.trust_env = False
@@ -133,9 +134,10 @@ class _Session(requests.Session):
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         # A redirect would carry the question, and maybe who asks it, to another server.
         with super().request(*args, **kwargs | {"stream": True, "allow_redirects": False}) as response:
-            body = self._read(response)
+            body = self.body = self._read(response)
         if response.status_code != 200:
-            raise QueryFailed(_refusal(response, body), server=response.status_code not in (400, 422, 503))
+            told = _refusal(response, body) + _mend(response, self._server)
+            raise QueryFailed(told, server=response.status_code not in (400, 422, 503))
         if b'"warnings"' in body:
             _refuse_parts(body)
         response.raw = io.BytesIO(body)
@@ -158,11 +160,32 @@ def _too_slow(server: Prometheus) -> QueryFailed:
 
 
 def _read(found: Sequence[Mapping[str, Any]], at: float | None) -> tuple[float, Sequence[Series]]:
+    if any("values" in series for series in found):
+        raise QueryFailed("it gives ranges; take a number out of each, as with max_over_time, or leave out the [range]")
     if any("value" not in series for series in found):
         raise QueryFailed("it gives histograms; take a number out of them, as with histogram_quantile")
     times = [float(series["value"][0]) for series in found]
     series = [Series(dict(series["metric"]), float(series["value"][1])) for series in found]
+    if not all(map(isfinite, times)) or not all(
+        isinstance(text, str) for one in series for text in one.labels.values()
+    ):
+        raise ValueError("a time is no number, or a label no text")
     return max(times, default=at or 0.0), series
+
+
+def _unusable(body: bytes, error: Exception) -> QueryFailed:
+    """Why an answer that came in good order is none."""
+    try:
+        answer = json.loads(body)
+        if answer["status"] == "error":
+            return QueryFailed(f"the server says: {answer['error']}")
+        if (kind := answer["data"]["resultType"]) in ("scalar", "string"):
+            return QueryFailed(
+                f"it gives a {kind}, which has no labels and is no endpoint's; give series, as in vector(1)"
+            )
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass  # what was wrong in the first place says more
+    return QueryFailed(f"what answers is no Prometheus: {type(error).__name__}: {error}", server=True)
 
 
 def _refusal(response: requests.Response, body: bytes) -> str:
@@ -174,9 +197,23 @@ def _refusal(response: requests.Response, body: bytes) -> str:
     return f"HTTP {response.status_code}: {told}"
 
 
+def _mend(response: requests.Response, server: Prometheus) -> str:
+    if response.status_code in (401, 403):
+        if server.token_file is not None:
+            return f": is the token in {server.token_file} the right one?"
+        if server.username is not None:
+            return f": are username and {server.password_file} right?"
+        return ": give token_file, or username and password_file"
+    if 300 <= response.status_code < 400:
+        return f": it leads to {response.headers.get('Location', 'nowhere')}, and redirects are not followed: mend url"
+    return ""
+
+
 def _refuse_parts(body: bytes) -> None:
     """Raise if an answer lacks a part; what a server remarks on the query itself is no such warning."""
     warnings = json.loads(body).get("warnings") or ()
+    if not isinstance(warnings, list):
+        warnings = [warnings]
     if lacking := [warning for warning in warnings if not str(warning).startswith("PromQL")]:
         raise QueryFailed(f"the answer is not whole: {lacking[0]}")
 

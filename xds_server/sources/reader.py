@@ -1,12 +1,18 @@
 """What readers of engines have in common: a task for each thing that is read, as pools and policies come and go."""
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence, Set
 from typing import Generic, Protocol, TypeVar
 
 from trimtab.policy.model import Pool
 from trimtab.pool import EndpointSpec
+from xds_server.access import unforeseen
+
+logger = logging.getLogger(__name__)
+
+_BEGIN_ANEW_S = 10.0
 
 
 class Job(Protocol):
@@ -65,7 +71,18 @@ class PoolReader(ABC, Generic[_J]):
             self._tasks.pop(job).cancel()
             self._dropped(job)
         for job in wanted - self._tasks.keys():
-            self._tasks[job] = asyncio.create_task(self._run(job), name=str(job))
+            self._tasks[job] = asyncio.create_task(self._keep_running(job), name=str(job))
+
+    async def _keep_running(self, job: _J) -> None:
+        """Begin anew when a job ends in a way that nobody foresaw."""
+        said = ""
+        while True:
+            try:
+                await self._run(job)
+            except Exception as error:
+                if said != (said := unforeseen(error)):
+                    logger.exception("pool %s: %s ended, and begins anew every %g s", job.pool, job, _BEGIN_ANEW_S)
+            await asyncio.sleep(_BEGIN_ANEW_S)
 
     def _dropped(self, job: _J) -> None:
         """Called for what is read no longer."""

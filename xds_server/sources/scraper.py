@@ -14,7 +14,7 @@ from trimtab.fleet.observation import Signals, SignalsRead
 from trimtab.policy.engines import engine_tables
 from trimtab.policy.model import Pool, ScrapeTls, split_host_port
 from trimtab.pool import EndpointSpec
-from xds_server.access import Access, AccessError, read_body, why_failed
+from xds_server.access import Access, AccessError, read_body, unforeseen, why_failed
 from xds_server.sources.model_card import MODELS_PATH, ModelCard, read_card
 from xds_server.sources.names import PageNames, page_names
 from xds_server.sources.page import MAX_PAGE_BYTES, read_page
@@ -118,13 +118,19 @@ class Scraper(PoolReader[_Target]):
         card, card_due = ModelCard(), due
         while True:
             await asyncio.sleep(due - loop.time())
-            reading = await self._read(target)
+            fault: Exception | None = None
+            try:
+                reading = await self._read(target)
+            except Exception as error:  # noqa: BLE001 - it is logged below, once
+                reading, fault = self._failed(target, unforeseen(error)), error
             if target.models_url:
                 reading = card.added_to(reading)
             if bool(reading.error) != failing:
                 failing = not failing
                 if failing:
-                    logger.warning("pool %s: no signals from %s: %s", target.pool, target.address, reading.error)
+                    logger.warning(
+                        "pool %s: no signals from %s: %s", target.pool, target.address, reading.error, exc_info=fault
+                    )
                 else:
                     logger.info("pool %s: signals from %s again", target.pool, target.address)
             try:
@@ -132,7 +138,7 @@ class Scraper(PoolReader[_Target]):
             except Exception:
                 logger.exception("a reading of %s was not taken in", target.address)
             if target.models_url and not reading.error and loop.time() >= card_due:
-                card, card_due = await self._read_card(target), loop.time() + _CARD_PERIOD_S
+                card, card_due = await self._read_card(target, card), loop.time() + _CARD_PERIOD_S
             # A beat that was missed (a stopped process) is not made up for.
             due = max(due + target.interval_s, loop.time())
 
@@ -147,9 +153,15 @@ class Scraper(PoolReader[_Target]):
             self._now(), target.pool, target.address, read.signals, origins=read.origins, unknown=read.unknown
         )
 
-    async def _read_card(self, target: _Target) -> ModelCard:
-        body, error = await self._get(target, target.models_url, MODELS_PATH)
-        return ModelCard(why=error) if error else read_card(body)
+    async def _read_card(self, target: _Target, before: ModelCard) -> ModelCard:
+        try:
+            body, error = await self._get(target, target.models_url, MODELS_PATH)
+            return ModelCard(why=error) if error else read_card(body)
+        except Exception as fault:
+            card = ModelCard(why=unforeseen(fault))
+            if card != before:
+                logger.exception("pool %s: %s of %s was not read", target.pool, MODELS_PATH, target.address)
+            return card
 
     async def _get(self, target: _Target, url: str, path: str) -> tuple[bytes, str]:
         """A whole answer, and why there is none."""

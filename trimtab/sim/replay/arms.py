@@ -13,6 +13,7 @@ from trimtab.sim.replay.envoy import LeastRequest, RoundRobin, Uniform
 from trimtab.sim.replay.fleet import SimulatedFleet
 from trimtab.sim.replay.hosts import Balancer, Host
 from trimtab.sim.replay.pickers import PeakEwma, PowerOfTwo, Prequal
+from trimtab.sim.replay.simulated import NotSimulatedError, lost
 
 POOL = "replay"
 _MEAN_WEIGHT = 1000  # of static weights
@@ -29,6 +30,7 @@ class Arm:
     retries: Retries
     pool: Pool | None = None
     by_capacity: bool = False  # static weights, as declared
+    lost: tuple[str, ...] = ()  # what of the policy is of no effect here
 
 
 class UnknownLawError(ValueError):
@@ -58,13 +60,13 @@ def known_names() -> list[str]:
     return [*_FIXED, *laws()]
 
 
-def usable_names(fleet: SimulatedFleet) -> list[str]:
-    """Those that need no numbers from a policy."""
+def usable_names(fleet: SimulatedFleet, policy: Pool | None = None) -> list[str]:
+    """Those that need no numbers but those of `policy`, and no signals but those that are simulated."""
 
     def is_usable(name: str) -> bool:
         try:
-            make_arm(name, fleet)
-        except UnknownLawError:
+            make_arm(name, fleet, policy)
+        except (UnknownLawError, NotSimulatedError):
             return False
         return True
 
@@ -75,7 +77,7 @@ def make_arm(name: str, fleet: SimulatedFleet, policy: Pool | None = None) -> Ar
     """The arm `name`: a balancer, or a law with its default numbers in front of `fleet`.
 
     `policy` gives all that is not the law's: interval, shaping, balancing, retries, signals; and the numbers of the
-    law if it is the policy's own. Raises UnknownLawError.
+    law if it is the policy's own. Raises UnknownLawError or NotSimulatedError.
     """
     retries = policy.retries if policy is not None else Retries()
     if name in _FIXED:
@@ -93,7 +95,7 @@ def make_arm(name: str, fleet: SimulatedFleet, policy: Pool | None = None) -> Ar
 
 
 def policy_arm(name: str, fleet: SimulatedFleet, policy: Pool) -> Arm:
-    """An arm that does what `policy` says, in front of the endpoints of `fleet`."""
+    """An arm that does what `policy` says, in front of the endpoints of `fleet`. Raises NotSimulatedError."""
     return _weighted(name, fleet, {field: getattr(policy, field) for field in _OF_POLICY})
 
 
@@ -123,7 +125,7 @@ def _weighted(name: str, fleet: SimulatedFleet, settings: Mapping[str, Any]) -> 
         raise UnknownLawError(
             f"law {name!r} needs numbers of its own, in a policy: {where}: {missing['msg']}"
         ) from None
-    return Arm(name, _as_configured(pool), pool.retries, pool)
+    return Arm(name, _as_configured(pool), pool.retries, pool, lost=lost(pool))
 
 
 def _as_configured(pool: Pool) -> BalancerFactory:

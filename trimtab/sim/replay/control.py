@@ -27,6 +27,7 @@ from trimtab.sim.replay.clock import Clock
 from trimtab.sim.replay.engine import Engine
 from trimtab.sim.replay.fleet import SimulatedFleet
 from trimtab.sim.replay.hosts import Gateway
+from trimtab.sim.replay.simulated import page_signals
 
 # The controller is told Unix time, as it is live.
 _EPOCH = 1_700_000_000.0
@@ -76,6 +77,7 @@ class Control:
     ) -> None:
         self._clock = clock
         self._pool = pool
+        self._shown = page_signals(pool)
         self._engines = engines
         self._gateways = gateways  # of each Envoy, one for each length class
         self._rng = rng
@@ -223,7 +225,7 @@ class Control:
         self._clock.call_at(self._interval_s, self._step)
         for gateway in range(len(self._gateways)):
             self._clock.call_at(self._rng.uniform(0, _LOAD_REPORT_S), self._report_load, gateway)
-        if self._pool.signals.scrape:
+        if self._shown:
             period_s = self._pool.signals.scrape_interval_ms / 1000
             for number in range(len(self._engines)):
                 self._clock.call_at(self._rng.uniform(0, period_s), self._scrape, number)
@@ -239,15 +241,16 @@ class Control:
     def _scrape(self, now: float, number: int) -> None:
         self._engines[number].catch_up(now)
         model = self._engines[number].model
-        signals = Signals(
-            waiting=float(model.waiting),
-            running=float(model.running),
-            kv_usage=model.kv_usage,
-            generated_tokens=float(model.generated_tokens),
-            preemptions=float(model.resumptions),
-            prompt_tokens=float(model.prompt_tokens),
-            process_start=_EPOCH - 1000.0,
-        )
+        page: dict[str, Any] = {
+            "waiting": float(model.waiting),
+            "running": float(model.running),
+            "kv_usage": model.kv_usage,
+            "generated_tokens": float(model.generated_tokens),
+            "preemptions": float(model.resumptions),
+            "prompt_tokens": float(model.prompt_tokens),
+            "process_start": _EPOCH - 1000.0,
+        }
+        signals = Signals(**{name: value for name, value in page.items() if name in self._shown})
         read = SignalsRead(_EPOCH + now + _HOP_S, self._pool.name, self._addresses[number], signals)
         self._clock.call_at(now + _HOP_S, self._take_in, (read,))
         self._clock.call_at(now + self._pool.signals.scrape_interval_ms / 1000, self._scrape, number)

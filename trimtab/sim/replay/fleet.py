@@ -1,5 +1,6 @@
 """Fleet files: which simulated engines a replay runs, and the work that suits them."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
@@ -11,41 +12,59 @@ from pydantic import Field, ValidationError
 from trimtab.policy.document import Document
 from trimtab.policy.load import read_policy
 from trimtab.policy.model import Positive
+from trimtab.policy.problem import Path as Place
 from trimtab.policy.problem import PolicyError, Problem
+from trimtab.policy.schema import wanted
+from trimtab.policy.words import quoted, shown
 from trimtab.sim.kinds import KINDS, EngineKind
 from trimtab.strict import Flaw, FlawedError, Strict
 
 _FLEETS = resources.files("trimtab").joinpath("data/fleets")
 
-_Count = Annotated[int, Field(ge=1)]
+# Far beyond any engine, and such that no replay takes for ever because of a slip of the pen.
+_Count = Annotated[int, Field(ge=1, le=100_000_000)]
+_Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+_Time = Annotated[float, Field(ge=0, le=100_000)]
+_Above0 = Annotated[float, Field(ge=0.001, le=1_000_000)]
+_LEAST_CV = 0.01
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 
 
 class Lengths(Strict):
     """Tokens, drawn from a lognormal distribution and clamped."""
 
-    mu: float = Field(description="Mean of the logarithm.")
-    sigma: Annotated[float, Field(ge=0)] = Field(description="Standard deviation of the logarithm; 0: all alike.")
-    least: _Count = Field(1, description="The smallest.")
-    most: _Count = Field(description="The largest.")
+    mu: Annotated[float, Field(ge=-20, le=20)] = Field(description="Mean of the logarithm.")
+    sigma: Annotated[float, Field(ge=0, le=10)] = Field(
+        description="Standard deviation of the logarithm; 0: all alike."
+    )
+    least: _Tokens = Field(1, description="The smallest.")
+    most: _Tokens = Field(description="The largest.")
+
+    def flaws(self) -> Iterator[Flaw]:
+        if self.least > self.most:
+            yield Flaw(f"least ({self.least}) must not be above most ({self.most})", ("least",), ("most",))
 
 
 class Workload(Strict):
     """What the fleet is given when no trace is named: open loop at a rate, or a closed loop of clients."""
 
-    requests: _Count = Field(description="How many.")
-    rate_per_s: Positive | None = Field(None, description="Open loop: arrivals per second.")
+    requests: Annotated[int, Field(ge=1, le=10_000_000)] = Field(description="How many.")
+    rate_per_s: _Above0 | None = Field(None, description="Open loop: arrivals per second.")
     cv: Annotated[float, Field(ge=0, le=20)] = Field(
         2, description="Of the gaps between arrivals (gamma): 0 is a clock, 1 is Poisson, more comes in bursts."
     )
-    clients: _Count | None = Field(None, description="Closed loop: so many clients, each with one request at a time.")
-    patience_s: Positive | None = Field(None, description="A client without a token for so long leaves.")
+    clients: Annotated[int, Field(ge=1, le=100_000)] | None = Field(
+        None, description="Closed loop: so many clients, each with one request at a time."
+    )
+    patience_s: _Above0 | None = Field(None, description="A client without a token for so long leaves.")
     prompt: Lengths = Field(description="Prompt tokens.")
     output: Lengths = Field(description="Output tokens.")
 
     def flaws(self) -> Iterator[Flaw]:
         if (self.rate_per_s is None) == (self.clients is None):
             yield Flaw("exactly one of rate_per_s and clients must be there", ("rate_per_s",), ("clients",))
+        if 0 < self.cv < _LEAST_CV:
+            yield Flaw(f"cv ({self.cv:g}) must be 0, which is a clock, or at least {_LEAST_CV:g}", ("cv",))
 
 
 class Engines(Strict):
@@ -55,12 +74,14 @@ class Engines(Strict):
     name: _Name | None = Field(None, description="Shown for it; default: the kind.")
     count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="How many.")
     capacity: Positive | None = Field(None, description="As an operator would declare it in the policy.")
-    step0_ms: Positive | None = Field(None, description="This and all below: see docs/engine-model.md.")
-    per_sequence_ms: Annotated[float, Field(ge=0)] | None = None
-    per_context_token_ns: Annotated[float, Field(ge=0)] | None = None
-    prefill_tokens_per_s: Positive | None = None
-    prefill_step_ms: Annotated[float, Field(ge=0)] | None = None
-    prefill_quadratic_ns: Annotated[float, Field(ge=0)] | None = None
+    step0_ms: Annotated[float, Field(ge=0.001, le=100_000)] | None = Field(
+        None, description="This and all below: see docs/engine-model.md."
+    )
+    per_sequence_ms: _Time | None = None
+    per_context_token_ns: _Time | None = None
+    prefill_tokens_per_s: Annotated[float, Field(ge=1, le=100_000_000)] | None = None
+    prefill_step_ms: _Time | None = None
+    prefill_quadratic_ns: _Time | None = None
     kv_blocks: _Count | None = None
     block_size: _Count | None = None
     max_num_seqs: _Count | None = None
@@ -92,6 +113,16 @@ class FleetFile(Strict):
                 engines.engine_kind()
             except ValueError as error:
                 yield Flaw(str(error), ("engines", index, "kind"))
+                return
+        kinds = [engines.engine_kind() for engines in self.engines]
+        for index, kind in enumerate(kinds):
+            first = next(number for number, other in enumerate(kinds) if other.name == kind.name)
+            if kinds[first] != kind:
+                yield Flaw(
+                    f"engines[{first}] has other numbers under the name {quoted(kind.name)}: give one of them its own",
+                    ("engines", index, "name"),
+                    ("engines", index, "kind"),
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +183,16 @@ def _load(name: str, path: Path) -> SimulatedFleet:
         raise PolicyError([Problem(str(path), 1, 1, "", "not UTF-8 text")]) from None
     if not text.strip():
         raise PolicyError([Problem(str(path), 1, 1, "", "the file is empty: a fleet has at least version and engines")])
-    document = Document(text, str(path))
+    document = Document(text.removeprefix("\ufeff"), str(path))
     problems = list(document.problems)
     try:
-        file = FleetFile.model_validate(document.data)
+        file = FleetFile.model_validate_json(json.dumps(document.data), strict=True)
     except ValidationError as error:
-        for details in error.errors(include_url=False):
-            problems += _problems(document, details)
+        told = {problem.where for problem in problems}
+        found = [problem for details in error.errors(include_url=False) for problem in _problems(document, details)]
+        problems += [problem for problem in found if problem.where not in told]
     if problems:
-        raise PolicyError(problems)
+        raise PolicyError(sorted(problems, key=lambda problem: (problem.line, problem.column)))
     return make_fleet(name, file)
 
 
@@ -168,11 +200,28 @@ def _problems(document: Document, details: Mapping[str, Any]) -> Iterator[Proble
     location = tuple(details["loc"])
     match details["type"]:
         case "extra_forbidden":
-            yield document.problem(location, "unknown key", of_key=True)
+            keys = ", ".join(_schema_at(location[:-1])["properties"])
+            yield document.problem(location, f"unknown key; the keys here are {keys}", of_key=True)
+        case "missing":
+            yield document.problem(location, f"missing; it must be {wanted(_schema_at(location))}")
+        case "too_short" if details["input"]:
+            return  # pydantic does not count the items that it refused; these are told
         case "value_error":
             error = details["ctx"]["error"]
             for flaw in error.flaws if isinstance(error, FlawedError) else ():
                 yield document.problem((*location, *flaw.at[0]), flaw.message)
         case _:
-            message = str(details["msg"])
-            yield document.problem(location, message[:1].lower() + message[1:])
+            message = f"must be {wanted(_schema_at(location))}, not {shown(details['input'])}"
+            yield document.problem(location, message)
+
+
+def _schema_at(location: Place) -> dict[str, Any]:
+    """What belongs at a place of a fleet file, as JSON Schema."""
+    whole = FleetFile.model_json_schema()
+    found: dict[str, Any] = whole
+    for part in location:
+        found = found["items"] if isinstance(part, int) else found["properties"][part]
+        found = next((one for one in found.get("anyOf", ()) if one != {"type": "null"}), found)
+        if "$ref" in found:
+            found = whole["$defs"][found["$ref"].rpartition("/")[2]]
+    return found

@@ -27,7 +27,7 @@ class ArmSpec:
     whole: bool = False  # the arm is what the policy says, whatever its name
 
     def arm(self, fleet: SimulatedFleet) -> Arm:
-        """The arm in front of `fleet`. Raises UnknownLawError."""
+        """The arm in front of `fleet`. Raises UnknownLawError or NotSimulatedError."""
         if self.whole and self.policy is not None:
             return policy_arm(self.name, fleet, self.policy)
         return make_arm(self.name, fleet, self.policy)

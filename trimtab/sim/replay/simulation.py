@@ -102,8 +102,9 @@ class Simulation:
         conditions: Conditions,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
-        rng = Random(f"{seed} {arm.name}")
-        self._rng = rng
+        # The arms of one seed have the same chances, each part of a replay its own: what an arm does with one of them
+        # moves no other.
+        self._client_rng, self._retry_rng = Random(f"{seed} clients"), Random(f"{seed} retries")
         self._trace = trace
         self._fleet = fleet
         self._retries = arm.retries
@@ -115,7 +116,8 @@ class Simulation:
         weights = [static_weight(arm, endpoint.capacity) for endpoint in fleet.endpoints]
         self._pool = arm.pool
         self._gateways: list[list[Gateway]] = []
-        for _ in range(conditions.gateways):
+        for number in range(conditions.gateways):
+            rng = Random(f"{seed} gateway {number}")
             clusters = []
             for _ in arm.pool.clusters if arm.pool is not None else (arm.name,):
                 hosts = [Host(endpoint, weight) for endpoint, weight in zip(self._endpoints, weights, strict=True)]
@@ -123,7 +125,15 @@ class Simulation:
                 clusters.append(Gateway(hosts, workers, rng))
             self._gateways.append(clusters)
         self._control = (
-            Control(self._clock, arm.pool, fleet, self._engines, self._gateways, rng, conditions.push_delay_s)
+            Control(
+                self._clock,
+                arm.pool,
+                fleet,
+                self._engines,
+                self._gateways,
+                Random(f"{seed} control"),
+                conditions.push_delay_s,
+            )
             if arm.pool is not None
             else None
         )
@@ -190,7 +200,7 @@ class Simulation:
         self._open[served] = None
         if self._conditions.patience_s is not None:
             self._clock.call_at(now + self._conditions.patience_s, self._lose_patience, served)
-        self._try(now, (served, self._rng.randrange(len(self._gateways)), ()))
+        self._try(now, (served, self._client_rng.randrange(len(self._gateways)), ()))
         if self._conditions.clients is None:
             self._plan_arrival()
 
@@ -279,7 +289,7 @@ class Simulation:
         retries = self._retries
         if status in retries.status_codes and served.attempts <= retries.attempts:
             longest_ms = min(retries.back_off_base_ms * 2 ** (served.attempts - 1), retries.back_off_max_ms)
-            wait_s = self._rng.uniform(0, longest_ms / 1000)
+            wait_s = self._retry_rng.uniform(0, longest_ms / 1000)
             self._clock.call_at(now + wait_s, self._try, (served, attempt.gateway, (*attempt.tried, attempt.host)))
         else:
             self._end(now, served, Outcome.HTTP_ERROR, status)

@@ -31,10 +31,11 @@ prometheus: $(STAMP)
 	  dpkg-deb -x prometheus_*.deb ..; } || \
 	echo "no prometheus: the tests that need one are skipped"
 
-# What measures real processes runs alone, or two would take each other's time.
+# Most tests of processes wait more than they compute, so there are more workers than cores. Those that measure would
+# lose their time to others.
 test: $(STAMP) lint prometheus
-	$(BIN)/python -m pytest -n 2 -m "not integration and not soak and not live"
-	$(BIN)/python -m pytest -m "integration and not soak"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not alone and not soak and not live"
+	$(BIN)/python -m pytest -m "alone and not soak"
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak

@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import json
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,18 +13,9 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from trimtab.cli.child import tied
+from trimtab.cli.listening import free_port as free_port
 from trimtab.envoy_binary import find_envoy
-
-# Asks the kernel to end the process with its parent, then becomes the command. A preexec_fn could do it too,
-# but it makes subprocess fork, and gRPC's handlers in the forked child have been seen to break it.
-_LAUNCHER = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
-
-
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
@@ -61,10 +50,7 @@ class EnvoyProcess:
         """Start and wait until it serves."""
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: ASYNC220
-                [
-                    sys.executable,
-                    "-ISc",
-                    _LAUNCHER,
+                tied(
                     str(find_envoy()),
                     "-c",
                     str(self._file),
@@ -73,7 +59,7 @@ class EnvoyProcess:
                     "warning",
                     "--concurrency",
                     str(self._concurrency),
-                ],
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -101,24 +87,24 @@ class EnvoyProcess:
         return self.log_file.read_text(errors="replace")
 
     async def admin_get(self, path: str) -> str:
-        async with self._session() as session, session.get(path) as answer:
+        async with self.session() as session, session.get(path) as answer:
             return await answer.text()
 
     async def stats(self, pattern: str = "") -> dict[str, int]:
         """Counters and gauges whose names match the regular expression."""
         query = {"format": "json", "filter": pattern}
-        async with self._session() as session, session.get("/stats", params=query) as answer:
+        async with self.session() as session, session.get("/stats", params=query) as answer:
             listing = json.loads(await answer.text())["stats"]
         return {stat["name"]: stat["value"] for stat in listing if "value" in stat}
 
-    def _session(self) -> aiohttp.ClientSession:
+    def session(self) -> aiohttp.ClientSession:
         if self.admin.startswith("unix:"):
             return aiohttp.ClientSession("http://envoy", connector=aiohttp.UnixConnector(self.admin[len("unix:") :]))
         return aiohttp.ClientSession(f"http://{self.admin}")
 
     async def _is_ready(self) -> bool:
         with contextlib.suppress(aiohttp.ClientError, OSError):
-            async with self._session() as session, session.get("/ready") as answer:
+            async with self.session() as session, session.get("/ready") as answer:
                 return answer.status == 200
         return False
 
@@ -211,9 +197,8 @@ class FakeEngine:
 
     async def start(self, port: int = 0) -> None:
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port, backlog=1024)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        self.port = port or free_port()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=1024).start()
 
     async def stop(self) -> None:
         await self._runner.cleanup()

@@ -141,8 +141,10 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
                 await stream.bell.wait()
                 continue
             response = stream.variant.respond(push)
+            # Told before the write, during which there may be newer weights that it does not hold.
+            size_bytes = response.ByteSize()
+            self._events_of(stream).pushed(stream.node, push.type_url, push.version, len(push.resources), size_bytes)
             await context.write(response)
-            self._events_of(stream).pushed(stream.node, push.type_url, len(push.resources), response.ByteSize())
 
     def _due(self, stream: _Stream) -> Push | None:
         # Before the first publish there is nothing to say: emptiness would be taken for the truth.

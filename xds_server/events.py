@@ -14,8 +14,8 @@ class XdsEvents:
     def disconnected(self, node: str, variant: str) -> None:
         """A stream that was `connected` has ended."""
 
-    def pushed(self, node: str, type_url: str, resources: int, size_bytes: int) -> None:
-        """A response with so many resources was handed to the transport."""
+    def pushed(self, node: str, type_url: str, version: str, resources: int, size_bytes: int) -> None:
+        """A response with so many resources is handed to the transport."""
 
     def acked(self, node: str, type_url: str, version: str, seconds: float) -> None:
         """The client has accepted a response, so long after it was sent.

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -24,6 +24,7 @@ from trimtab.pool import EndpointDecision, PoolDecision
 from xds_server.decision_metrics import DecisionCollector
 from xds_server.events import XdsEvents
 from xds_server.first_tokens import FirstTokens
+from xds_server.loop_time import LoopTimes
 from xds_server.snapshot import TypeUrl
 from xds_server.state import AdminState
 
@@ -38,15 +39,6 @@ _STEP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0
 
 # An observing process that was not heard of while so many others were has ended.
 _OBSERVERS_MAX = 256
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One decision on its way to the Envoys."""
-
-    observed_at: float  # the first observation that it takes into account
-    decided_at: float
-    told: set[str] = field(default_factory=set)  # nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +66,7 @@ class Metrics(XdsEvents):
         self._pools: dict[str, _Pool] = {}
         self._first_tokens = FirstTokens()
         self._observers: dict[str, dict[Counter, float]] = {}
-        self._connected_at: dict[str, float] = {}
-        self._observed_at: dict[str, float] = {}  # the first observation of a pool since its last step
-        self._turn: _Turn | None = None
-        self._unacked: dict[str, _Turn] = {}
+        self._loop_times = LoopTimes()
         self._counted: set[tuple[str, str]] = set()  # pool and name of endpoints that may have series
         self._stepped: set[str] = set()  # pools that may have series
         self._asked: set[str] = set()  # those that may have series of queries
@@ -99,8 +88,9 @@ class Metrics(XdsEvents):
         for seen in observations:
             pool = self._pool(seen.pool)
             endpoint = pool and pool.endpoints.get(seen.address)
+            if endpoint or (pool and not seen.address):
+                self._loop_times.seen(seen)
             if pool and endpoint:
-                self._observed_at.setdefault(seen.pool, seen.at)
                 self._counted.add((seen.pool, endpoint.view.name))
                 self._count(pool, endpoint, seen)
 
@@ -113,9 +103,7 @@ class Metrics(XdsEvents):
             for id, sign in decision.signs:
                 self._counted.add((decision.pool, names[id]))
                 self._signs.labels(decision.pool, names[id], sign).inc()
-        observed_at = self._observed_at.pop(decision.pool, None)
-        if decision.changed and observed_at is not None:
-            self._turn = _Turn(observed_at, self._now())
+        self._loop_times.decided(decision.pool, changed=decision.changed)
 
     def observer(
         self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
@@ -162,34 +150,35 @@ class Metrics(XdsEvents):
         self._asked.add(pool)
 
     def connected(self, node: str, variant: str) -> None:
-        self._connected_at[node] = self._now()
         self._envoys.labels(variant).inc()
 
     def disconnected(self, node: str, variant: str) -> None:
-        self._connected_at.pop(node, None)
-        self._unacked.pop(node, None)
+        self._loop_times.gone(node)
         self._envoys.labels(variant).dec()
 
-    def pushed(self, node: str, type_url: str, resources: int, size_bytes: int) -> None:
+    def pushed(self, node: str, type_url: str, version: str, resources: int, size_bytes: int) -> None:
         kind = _type_name(type_url)
         self._pushes.labels(kind).inc()
         self._pushed_resources.labels(kind).inc(resources)
         self._pushed_bytes.labels(kind).inc(size_bytes)
-        turn, connected_at = self._turn, self._connected_at.get(node)
-        # An Envoy that came after the decision is sent old news, which says nothing of the loop.
-        if kind == "EDS" and turn and node not in turn.told and connected_at and connected_at <= turn.decided_at:
-            turn.told.add(node)
-            self._unacked[node] = turn
+        if kind == "EDS":
+            self._loop_times.pushed(node, version)
 
     def acked(self, node: str, type_url: str, version: str, seconds: float) -> None:
         kind = _type_name(type_url)
         self._acks.labels(kind).inc()
         self._ack_delay.labels(kind).observe(seconds)
-        if kind == "EDS" and (turn := self._unacked.pop(node, None)):
-            self._loop.observe(max(0.0, self._now() - turn.observed_at))
+        if kind == "EDS":
+            for evidence in self._loop_times.acked(node, version):
+                if evidence.pool in self._stepped:
+                    took = self._now() - evidence.at
+                    self._loop.labels(evidence.pool, evidence.source).observe(max(0.0, took))
 
     def nacked(self, node: str, type_url: str, version: str, reason: str) -> None:
-        self._nacks.labels(_type_name(type_url)).inc()
+        kind = _type_name(type_url)
+        self._nacks.labels(kind).inc()
+        if kind == "EDS":
+            self._loop_times.nacked(node, version)
 
     def _count(self, pool: _Pool, endpoint: EndpointDecision, seen: Observation) -> None:
         where = (seen.pool, endpoint.view.name)
@@ -251,7 +240,8 @@ class Metrics(XdsEvents):
                 metric.remove_by_labels({"pool": pool, "backend": name})
         self._counted &= present
         for gone in self._stepped - decisions.keys():
-            self._step.remove_by_labels({"pool": gone})
+            for metric in (self._step, self._loop):
+                metric.remove_by_labels({"pool": gone})
         self._stepped &= decisions.keys()
         for gone in self._asked - decisions.keys():
             for metric in (self._queries, self._query_errors):
@@ -347,7 +337,8 @@ class Metrics(XdsEvents):
         )
         self._loop = Histogram(
             "trimtab_loop_seconds",
-            "From the first observation that a pushed decision takes into account to an Envoy's ACK.",
+            "From the oldest evidence of a source that a pushed decision took in to the ACK of each Envoy.",
+            ("pool", "source"),
             registry=registry,
             buckets=_LOOP_BUCKETS,
         )

@@ -130,6 +130,7 @@ def call_of(rig: Rig, request_id: str) -> Call:
     return call
 
 
+@pytest.mark.alone
 async def test_the_first_token_is_joined_to_its_start_and_true(rig: Rig) -> None:
     rng = random.Random(7)
     Script.steps |= {f"tokens-{n}": tokens(4, 0.02 + 0.1 * rng.random(), 0.01) for n in range(150)}

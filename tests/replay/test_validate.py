@@ -9,6 +9,7 @@ from trimtab.cli import validate
 
 
 @pytest.mark.integration
+@pytest.mark.alone
 def test_both_sides_are_run_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "ARMS", {"trimtab": "predicted_ttft"})
     monkeypatch.setattr(validate, "CUT_AFTER_LAST_S", 3.0)

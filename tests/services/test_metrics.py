@@ -168,13 +168,14 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
     )
     metrics.policy_accepted()
     metrics.connected("envoy-1", "delta")
+    metrics.acked("envoy-1", TypeUrl.EDS, "v0", 0.01)
     metrics.decided(state.decisions["chat"], 0.0004)
-    metrics.pushed("envoy-1", TypeUrl.CDS, 2, 4096)
-    metrics.pushed("envoy-1", TypeUrl.EDS, 1, 120)
+    metrics.pushed("envoy-1", TypeUrl.CDS, "v1", 2, 4096)
+    metrics.pushed("envoy-1", TypeUrl.EDS, "v1", 1, 120)
     clock.at += 0.02
     metrics.acked("envoy-1", TypeUrl.EDS, "v1", 0.02)
     metrics.nacked("envoy-1", TypeUrl.CDS, "v1", "no such filter")
-    metrics.pushed("envoy-1", "type.googleapis.com/somewhere.Else", 1, 1)
+    metrics.pushed("envoy-1", "type.googleapis.com/somewhere.Else", "v1", 1, 1)
     metrics.observer("ext-proc-1", 1.5, 40, 3, 2, {"token": 30, "error": 1})
     metrics.watch_share(25)
     metrics.fault("step")
@@ -323,73 +324,29 @@ async def test_envoys_connected(metrics: Metrics) -> None:
     assert seen['trimtab_envoys_connected{variant="state-of-the-world"}'] == 1
 
 
-class TestLoop:
-    """From the first observation of an interval, over the step, to each Envoy's ACK."""
-
-    @pytest.fixture(autouse=True)
-    def _prepare(self, state: AdminState, metrics: Metrics, clock: Clock) -> None:
-        self.state, self.metrics, self.clock = state, metrics, clock
-        state.decisions["chat"] = decision("chat", clock.at, "a:80")
-        metrics.connected("e1", "delta")
-        metrics.connected("e2", "delta")
-
-    def step(self, *, changed: bool = True) -> None:
-        self.state.decisions["chat"] = replace(decision("chat", self.clock.at, "a:80"), changed=changed)
-        self.metrics.decided(self.state.decisions["chat"], 0.001)
-
-    def push(self, node: str) -> None:
-        self.metrics.pushed(node, TypeUrl.EDS, 1, 100)
-
-    def ack(self, node: str, type_url: str = TypeUrl.EDS) -> None:
-        self.metrics.acked(node, type_url, "v", 0.01)
-
-    async def loops(self) -> tuple[float, float]:
-        seen = await values(self.metrics)
-        return seen["trimtab_loop_seconds_count"], round(seen["trimtab_loop_seconds_sum"], 6)
-
-    async def test_each_envoy_counts(self) -> None:
-        self.metrics.observe(attempt(at=1000.0))
-        self.clock.at = 1000.1
-        self.step()
-        self.push("e1")
-        self.push("e2")
-        self.clock.at = 1000.15
-        self.ack("e1", TypeUrl.CDS)
-        self.ack("e1")
-        self.clock.at = 1000.25
-        self.ack("e2")
-        assert await self.loops() == (2, 0.4)
-
-    async def test_an_interval_that_pushed_nothing_does_not_count(self) -> None:
-        self.metrics.observe(attempt(at=1000.0))
-        self.clock.at = 1000.1
-        self.step(changed=False)
-        self.metrics.observe(attempt(at=1010.0))
-        self.clock.at = 1010.1
-        self.step()
-        self.push("e1")
-        self.clock.at = 1010.2
-        self.ack("e1")
-        assert await self.loops() == (1, 0.2)
-
-    async def test_old_news_do_not_count(self) -> None:
-        self.metrics.observe(attempt(at=1000.0))
-        self.step()
-        self.push("e1")
-        self.ack("e1")
-        self.clock.at = 1060.0
-        self.push("e1")  # again, because its cluster was changed
-        self.ack("e1")
-        self.metrics.connected("e3", "delta")
-        self.push("e3")
-        self.ack("e3")
-        assert await self.loops() == (1, 0)
-
-    async def test_a_step_that_nothing_led_to_does_not_count(self) -> None:
-        self.step()
-        self.push("e1")
-        self.ack("e1")
-        assert await self.loops() == (0, 0)
+async def test_the_loop_by_pool_and_source(state: AdminState, metrics: Metrics, clock: Clock) -> None:
+    """From the oldest evidence of the interval, over the step, to each Envoy's ACK."""
+    state.decisions["chat"] = decision("chat", clock.at, "a:80")
+    for node in ("e1", "e2"):
+        metrics.connected(node, "delta")
+        metrics.acked(node, TypeUrl.EDS, "v0", 0.01)
+    metrics.observe([*attempt(at=998.0), LoadReported(999.5, "chat", "e1", {})])
+    metrics.observe(attempt("10.9.9.9:80", at=900.0))  # nobody's endpoint
+    metrics.decided(state.decisions["chat"], 0.001)
+    for node in ("e1", "e2"):
+        metrics.pushed(node, TypeUrl.EDS, "v1", 1, 100)
+        clock.at += 0.25
+        metrics.acked(node, TypeUrl.CDS, "v1", 0.01)
+        metrics.acked(node, TypeUrl.EDS, "v1", 0.01)
+    seen = await values(metrics)
+    loops = {key: value for key, value in seen.items() if key.startswith("trimtab_loop_seconds_sum")}
+    assert loops == {
+        'trimtab_loop_seconds_sum{pool="chat",source="access_log"}': 2.25 + 2.5,
+        'trimtab_loop_seconds_sum{pool="chat",source="watch"}': pytest.approx(1.95 + 2.2),
+        'trimtab_loop_seconds_sum{pool="chat",source="lrs"}': 0.75 + 1.0,
+    }
+    del state.decisions["chat"]
+    assert not [key for key in await values(metrics) if key.startswith("trimtab_loop_seconds_")]
 
 
 async def test_a_thousand_endpoints(state: AdminState, metrics: Metrics) -> None:

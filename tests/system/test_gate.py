@@ -14,7 +14,7 @@ from tests.system.rig import observed
 from tests.system.stack import Engines, Trimtab, policy_for, running
 from trimtab.sim.client import Result, replay
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 RATE = 20.0
 DEADLINE_S = 1.0

@@ -149,6 +149,7 @@ async def observer_apart(folder: Path, engines: Engines) -> AsyncIterator[Trimta
         yield observer
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("started", [one_process, observer_apart])
 async def test_tokens_that_waited_for_a_stopped_observer_are_not_taken_for_slow(
     tmp_path: Path, started: Callable[[Path, Engines], AbstractAsyncContextManager[Trimtab]]
@@ -156,7 +157,7 @@ async def test_tokens_that_waited_for_a_stopped_observer_are_not_taken_for_slow(
     engines = Engines(tmp_path, ["a100", "a100"])
     slowest = 0.0
     async with running(engines), started(tmp_path, engines) as observer:
-        load = asyncio.create_task(replay(observer.url, steady(20, 7, output_tokens=200), model="sim", seed=1))
+        load = asyncio.create_task(replay(observer.url, steady(20, 7, output_tokens=60), model="sim", seed=1))
         await asyncio.sleep(1.5)
         observer.send(signal.SIGSTOP)
         await asyncio.sleep(3.5)

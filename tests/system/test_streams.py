@@ -80,6 +80,7 @@ def assignment(addresses: list[str], weights: list[int]) -> bytes:
     )
 
 
+@pytest.mark.alone
 async def test_a_burst_does_not_herd_to_the_better_of_two(tmp_path: Path) -> None:
     """Scores of about 98 and 70, both idle, 100 requests in one instant: neither gets more than 65 (A2)."""
     engines = Engines(tmp_path, ["a100", "a100"])

@@ -14,7 +14,7 @@ from tests.system.stack import Engines, policy_for, running
 from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Observation
 from trimtab.sim.client import replay
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 
 def ttfts(seen: Sequence[Observation]) -> dict[tuple[str, str], float]:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc.aio
 from envoy.service.discovery.v3 import ads_pb2_grpc
 
+from tests.harness import free_port
 from tests.xds.clients import DeltaClient, XdsClient
 from trimtab.fleet.observation import LoadReported
 from xds_server.ads import AdsService
@@ -34,7 +35,7 @@ class Tally(XdsEvents):
     def connected(self, node: str, variant: str) -> None:
         self.streams[node] += 1
 
-    def pushed(self, node: str, type_url: str, resources: int, size_bytes: int) -> None:
+    def pushed(self, node: str, type_url: str, version: str, resources: int, size_bytes: int) -> None:
         self.pushes.append((node, TypeUrl(type_url).name, resources, size_bytes))
 
     def acked(self, node: str, type_url: str, version: str, seconds: float) -> None:
@@ -63,7 +64,8 @@ class XdsServer:
         self.loads += loads
 
     async def start(self, port: int = 0) -> None:
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        # A port that is kept: another server may be started on it when this one is killed.
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
         assert self.port
         await self._server.start()
 

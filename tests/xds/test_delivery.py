@@ -609,7 +609,7 @@ async def test_every_push_and_its_answer_are_told(stage: Stage) -> None:
     link = stage.join(DeltaClient("n1"))
     link.client.subscribe(TypeUrl.CDS)
     (push,) = await link.settle()
-    assert stage.heard.of("pushed") == [("n1", TypeUrl.CDS, 2, push.size)]
+    assert stage.heard.of("pushed") == [("n1", TypeUrl.CDS, push.version, 2, push.size)]
     ((node, type_url, version, seconds),) = stage.heard.of("acked")
     assert (node, type_url, version) == ("n1", TypeUrl.CDS, push.version)
     assert 0 <= seconds < 5

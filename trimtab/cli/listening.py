@@ -16,6 +16,9 @@ _MENDS = {
     errno.EACCES: "the port needs privileges; take one from 1024 on, or grant CAP_NET_BIND_SERVICE",
 }
 
+# Bound and never listening: each keeps a port of `free_port` from being handed out again.
+_kept: list[socket.socket] = []
+
 
 class CannotListenError(UserError):
     """A service's address cannot be bound; the message names the policy's key and the mend."""
@@ -71,7 +74,13 @@ async def serve_http(app: web.Application, address: str, key: str) -> web.AppRun
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that nobody has, and that the kernel gives to nobody else while this process lives.
+
+    A server that sets SO_REUSEADDR, as all do that are to be started again, can listen on it.
+    """
+    keeper = socket.socket()
+    keeper.bind(("127.0.0.1", 0))
+    # Only now: before, the kernel might choose a port that is kept in this way already.
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _kept.append(keeper)
+    return int(keeper.getsockname()[1])

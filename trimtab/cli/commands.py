@@ -265,6 +265,8 @@ def drill(
     except ValueError as error:
         raise UserError(str(error)) from None
 
+    logging.getLogger("trimtab.cli.envoy_process").setLevel(logging.ERROR)  # that services are away is the drill
+
     async def main() -> None:
         found = await drilling.drill(wanted, seed, Console(stderr=True))
         missed = {name: lines for name, seen in found.items() if (lines := seen.missed(drills.DRILLS[name].bounds))}

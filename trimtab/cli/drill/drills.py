@@ -39,7 +39,7 @@ class Drill:
     struck: tuple[int, ...] = ()  # the engines that must lose their work
     spares: str = ""  # an outcome that is no loss, because it is what is promised: "cut", "http 429"
     for_s: float = 8.0
-    after_s: float = 12.0  # watched after the healing
+    after_s: float = 20.0  # watched after the healing
 
 
 def _fault(kind: str, *engines: int, **numbers: float | str) -> tuple[Deed, Deed]:
@@ -216,10 +216,10 @@ DRILLS: Mapping[str, Drill] = {
     "control-plane-killed": Drill("the control plane is killed", *_killed(_control_plane), _UNNOTICED),
     "control-plane-restarted": Drill("the control plane is started anew", _restart_control_plane, _nothing, _UNNOTICED),
     "envoy-restarted-alone": Drill(
-        "Envoy is started anew while the control plane is down",
+        "Envoy is started anew while the control plane is down; what it had under way is cut",
         _restart_envoy_alone,
         _start_control_plane,
-        Bounds(lost=None, return_s=None),
+        Bounds(lost=40),  # 2 s of the load
         spares="cut",
     ),
 }

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -79,13 +79,14 @@ class Stack:
 
     def __init__(self, folder: Path, pool: Mapping[str, Any], session: aiohttp.ClientSession) -> None:
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(ENGINES)]
-        listen, xds, ext_proc, admin, envoy_admin = (free_port() for _ in range(5))
+        listen, xds, ext_proc, standby, admin, envoy_admin = (free_port() for _ in range(6))
         policy = {
             "version": 1,
             "listen": {"port": listen},
             "services": {
                 "xds": f"127.0.0.1:{xds}",
                 "ext_proc": f"127.0.0.1:{ext_proc}",
+                "standby": f"127.0.0.1:{standby}",
                 "admin": f"127.0.0.1:{admin}",
                 "envoy_admin": f"127.0.0.1:{envoy_admin}",
             },
@@ -113,27 +114,34 @@ class Stack:
         ]
         self.control_plane = Part("control-plane", folder, *run, "xds", "-p", str(self._policy_file))
         self.observer = Part("ext-proc", folder, *run, "ext-proc", "-p", str(self._policy_file))
+        self.standby = Part("standby", folder, *run, "standby", "-p", str(self._policy_file))
+        self._view = folder / "state.json.view"
         self._envoy = self._new_envoy()
         self._black_holes: dict[int, list[socket.socket]] = {}
+
+    @property
+    def _parts(self) -> Sequence[Part]:
+        return (*self.engines, self.control_plane, self.observer, self.standby)
 
     def _new_envoy(self) -> EnvoyProcess:
         bootstrap = render_bootstrap(load_policy(self._policy_file))
         return EnvoyProcess(find_envoy(), bootstrap, self._envoy_admin.removeprefix("http://"), concurrency=1)
 
     async def start(self) -> None:
-        for part in (*self.engines, self.control_plane, self.observer):
+        for part in self._parts:
             await part.start()
         for address in self.addresses:
             await self._until_answers(f"http://{address}/health")
         await self._until_answers(f"{self._admin}/healthz")
         await self.start_envoy()
         await self._until_answers(f"{self.url}/v1/models")
+        await self._until(self._view.exists, "the standby has no view")
 
     async def stop(self) -> None:
         for number in list(self._black_holes):
             self._close_black_hole(number)
         await self.stop_envoy()
-        await asyncio.gather(*(part.stop() for part in (self.observer, self.control_plane, *self.engines)))
+        await asyncio.gather(*(part.stop() for part in self._parts))
 
     async def start_envoy(self) -> None:
         """Raises EnvoyFailedError if it does not serve."""
@@ -186,14 +194,17 @@ class Stack:
         return {_address(host): _tried(host) for host in pool.get("host_statuses", [])}
 
     async def _until_answers(self, url: str) -> None:
+        await self._until(lambda: self._answers(url), f"{url} did not answer")
+
+    async def _until(self, holds: Callable[[], bool | Awaitable[bool]], what: str) -> None:
         try:
             async with asyncio.timeout(_START_S):
-                while not await self._answers(url):
-                    for part in (*self.engines, self.control_plane, self.observer):
+                while not (held if isinstance(held := holds(), bool) else await held):
+                    for part in self._parts:
                         part.check()
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise PartFailedError(f"{url} did not answer within {_START_S:g} s") from None
+            raise PartFailedError(f"{what} within {_START_S:g} s") from None
 
     async def _answers(self, url: str) -> bool:
         try:

@@ -156,6 +156,7 @@ def demo_policy(engines: Sequence[EngineAddress], law: str) -> dict[str, Any]:
                     {"address": engine.address, "capacity": capacity, "labels": {"gpu": engine.kind}}
                     for engine, (_, capacity) in zip(engines, FLEET, strict=True)
                 ],
+                "gate": {"enabled": True, "first_token_deadline_ms": 15_000},
                 "signals": {"scrape_interval_ms": 500, "scrape_timeout_ms": 400},
             }
         ],

@@ -17,6 +17,7 @@ from trimtab.shaping.gathering import Gathering
 from trimtab.shaping.liveness import Watch
 from trimtab.shaping.ramp import NEW_ENDPOINT
 from trimtab.shaping.standing import Hold, Standing
+from trimtab.shaping.trial import Trials
 from trimtab.shaping.weights import floored, moved, to_weight
 
 NO_LONG_PROMPTS = "no_long_prompts"  # a custom signal's action
@@ -51,6 +52,7 @@ class Shaper:
         self._pushed: Sequence[Pushed] = ({},)  # of each length class, or of the whole pool
         self._has_decided = False
         self._gathering = Gathering()
+        self._trials = Trials()
 
     @property
     def standings(self) -> Mapping[EndpointId, Standing]:
@@ -96,8 +98,10 @@ class Shaper:
         for id, hold in holds.items():
             # What is going away for good keeps no part of its work when others are back.
             self._standings[id].lean_on(None if id.address in self.out and not all_out else hold, all_out)
+        half_open = frozenset(id for id, hold in holds.items() if hold and hold.state is State.HALF_OPEN and hold.tries)
+        trial = {} if all_out else self._trials.choose(now, views, half_open)
         by_class = [
-            self._shares(pool, takers, scores, shaped, asked, law)
+            self._shares(pool, takers, scores, shaped, asked, law, trial)
             for takers, asked in _each_class(pool, holds, scores, barred)
         ]
         changed = self._push([{view.id.address: shares.get(view.id) for view in views} for shares in by_class], law)
@@ -208,6 +212,7 @@ class Shaper:
         shaped: Mapping[EndpointId, float],
         asked: Mapping[EndpointId, float],
         law: Law,
+        trial: Mapping[EndpointId, float],
     ) -> dict[EndpointId, float]:
         """The shares of the endpoints that take work, when a law asks for some; they sum to 1."""
         capacities = capacities_of(pool)
@@ -229,7 +234,11 @@ class Shaper:
         held_floor = _HALF_OPEN_TOTAL / max(1, len(takers) - len(free))
         # One that is half open or parked gets no more than its floor, so it always has one.
         floors = [
-            min(self.numbers.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total, held_floor if holds[id] else 1.0)
+            trial[id]
+            if id in trial
+            else min(
+                self.numbers.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total, held_floor if holds[id] else 1.0
+            )
             if law.floored or holds[id]
             else 0.0
             for id in takers

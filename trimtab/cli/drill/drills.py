@@ -9,7 +9,7 @@ from trimtab.cli.drill.stack import ENGINES, Part, Stack
 
 Deed = Callable[[Stack], Awaitable[None]]
 
-DEADLINE_MS = 1000
+DEADLINE_MS = 2000
 """The first-token deadline of the drilled pool."""
 
 _ALL = tuple(range(ENGINES))
@@ -141,9 +141,8 @@ DRILLS: Mapping[str, Drill] = {
     "hung-engine": Drill(
         "one engine generates nothing more; its /health and /metrics answer",
         *_fault("mute", 0),
-        Bounds(added_ms=DEADLINE_MS + 100, drain_s=5, return_s=20),
+        _ONE_LEFT_OUT,
         struck=(0,),
-        spares="no token",
     ),
     "die-before-first-token": Drill(
         "one engine resets each connection before it answers",
@@ -176,13 +175,16 @@ DRILLS: Mapping[str, Drill] = {
         "one engine answers 200, and its first event is an error", *_fault("error_event", 0), _ONE_LEFT_OUT, struck=(0,)
     ),
     "leaving": Drill(
-        "one engine answers 500 as vLLM does while it drains", *_fault("error_500", 0), _ONE_LEFT_OUT, struck=(0,)
+        "one engine answers 500 as vLLM does while it drains; that it comes back is not expected for a minute",
+        *_fault("error_500", 0),
+        Bounds(added_ms=DEADLINE_MS + 100, drain_s=5),
+        struck=(0,),
     ),
     "refuse": Drill(
         "one engine is killed: connections to it are refused",
         _kill_engine,
         _start_engine,
-        Bounds(added_ms=DEADLINE_MS + 100, drain_s=5, return_s=20),
+        _ONE_LEFT_OUT,
         struck=(0,),
         spares="cut",
     ),
@@ -190,7 +192,7 @@ DRILLS: Mapping[str, Drill] = {
         "one engine is killed, and connections to it are neither accepted nor refused",
         _black_hole,
         _start_engine,
-        Bounds(added_ms=DEADLINE_MS + 100, drain_s=5, return_s=20),
+        _ONE_LEFT_OUT,
         struck=(0,),
         spares="cut",
     ),
@@ -199,6 +201,7 @@ DRILLS: Mapping[str, Drill] = {
         _flap,
         _start_engine,
         Bounds(return_s=30),
+        struck=(0,),
         spares="cut",
         for_s=3,
         after_s=25,

@@ -38,7 +38,7 @@ async def drill(names: Sequence[str], seed: int, console: Console) -> dict[str, 
         whole = bar.add_task("drills", total=sum(_length_s(DRILLS[name]) for name in names))
         for name in names:
             bar.update(whole, description=f"{name}: {DRILLS[name].about}")
-            found[name] = await _one(DRILLS[name], seed, lambda seconds: bar.advance(whole, seconds))
+            found[name] = await run_one(DRILLS[name], seed, lambda seconds: bar.advance(whole, seconds))
     return found
 
 
@@ -46,7 +46,8 @@ def _length_s(drill: Drill) -> float:
     return _CALM_S + drill.for_s + drill.after_s
 
 
-async def _one(drill: Drill, seed: int, advance: Callable[[float], None]) -> Figures:
+async def run_one(drill: Drill, seed: int, advance: Callable[[float], None] = lambda seconds: None) -> Figures:
+    """Run one drill; `advance` is told how many seconds of it are over. Raises as `drill` does."""
     with tempfile.TemporaryDirectory(prefix="trimtab-drill-") as folder:
         async with running(Path(folder), _POOL) as stack:
             samples: list[Sample] = []

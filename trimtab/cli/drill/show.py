@@ -51,7 +51,7 @@ def table(found: Mapping[str, Figures]) -> Table:
 def markdown(found: Mapping[str, Figures]) -> str:
     """For a page."""
     lines = [f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
-    lines += [f"| {' | '.join(row)} |" for row in rows(found)]
+    lines += [f"| `{name}`: {DRILLS[name].about} | {' | '.join(row)} |" for name, *row in rows(found)]
     return "\n".join(lines) + "\n"
 
 

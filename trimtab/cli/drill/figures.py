@@ -12,7 +12,7 @@ from trimtab.sim.client import Result, error_name
 
 _STAMPEDE_S = 5.0
 _RETURN_WINDOW_S = 2.0
-_TRIES_PER_S = 1  # of each struck endpoint: more is work
+_TRIES_PER_S = 2  # of each struck endpoint: more is work
 
 
 @dataclass(frozen=True, slots=True)

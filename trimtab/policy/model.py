@@ -430,6 +430,8 @@ class Gate(Strict):
     )
 
     def flaws(self) -> Iterator[Flaw]:
+        if self.hedge and not self.enabled:
+            yield Flaw("hedge does nothing without the gate: set enabled to true", ("hedge",))
         if self.hedge and self.first_token_deadline_ms < SHORTEST_HEDGE_MS:
             yield Flaw(
                 f"hedge needs a first_token_deadline_ms of {SHORTEST_HEDGE_MS} or more, not "
@@ -599,6 +601,8 @@ class Pool(Strict):
         yield from unreadable_terms(self)
         yield from idle_sources(self)
         yield from class_flaws(self)
+        if self.spill_below and not self.fallbacks:
+            yield Flaw("spill_below needs fallbacks, which get what it keeps away from the pool", ("spill_below",))
         for index, fallback in enumerate(self.fallbacks):
             if fallback.answer is not None and index + 1 < len(self.fallbacks):
                 yield Flaw("nothing after an answer is ever reached: put it last", ("fallbacks", index, "answer"))

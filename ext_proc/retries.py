@@ -25,12 +25,11 @@ class RetryAdvice:
     says. When all endpoints refuse, retries would only multiply the load; the control plane notices that within an
     interval, and tells in `take_states`. Of a pool whose states were never told all is taken to be well.
 
-    Where attempts are hedged, a request that is nearly as old as the deadline is not retried.
+    A request that is nearly as old as its hedge is not retried.
     """
 
     def __init__(self, pools: Iterable[Pool] = ()) -> None:
         self._status_codes: dict[str, frozenset[int]] = {}
-        self._longest_age_s: dict[str, float] = {}
         self._given_work: dict[str, frozenset[str]] = {}
         self.take_policy(pools)
 
@@ -38,11 +37,6 @@ class RetryAdvice:
         """Go on with other pools."""
         pools = tuple(pools)
         self._status_codes = {pool.name: frozenset(pool.retries.status_codes) for pool in pools}
-        self._longest_age_s = {
-            pool.name: pool.gate.first_token_deadline_ms / 1000 - _BEFORE_HEDGES_S
-            for pool in pools
-            if pool.gate.enabled and pool.gate.hedge
-        }
 
     def take_states(self, states: pb.PoolStates) -> None:
         """Take in what the control plane does with the endpoints of all pools."""
@@ -51,9 +45,12 @@ class RetryAdvice:
             for pool in states.pools
         }
 
-    def is_worth_it(self, pool: str, address: str, status: int, verdict: Verdict, age_s: float) -> bool:
-        """Whether to retry what the endpoint at `address` refused with `status`, for a request `age_s` seconds old."""
-        if age_s > self._longest_age_s.get(pool, inf):
+    def is_worth_it(self, pool: str, address: str, status: int, verdict: Verdict, hedge_in_s: float = inf) -> bool:
+        """Whether to retry what the endpoint at `address` refused with `status`.
+
+        `hedge_in_s`: how soon the request may have a second attempt beside this one.
+        """
+        if hedge_in_s < _BEFORE_HEDGES_S:
             return False
         if verdict is Verdict.UNKNOWN:
             worth_it = status in self._status_codes.get(pool, ())

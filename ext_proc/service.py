@@ -17,10 +17,11 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
 from ext_proc.gate import GONE, Meetings, Refusal, mark, settle
 from ext_proc.quiet_log import QuietLog
+from ext_proc.request_clock import RequestClock
 from ext_proc.retries import RetryAdvice
 from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
-from trimtab.datapath import ROLE_HEADER, Role, pool_of_cluster
+from trimtab.datapath import ROLE_HEADER, Role, hedged_from_ms, pool_of_cluster
 from trimtab.fleet.observation import Observation, Rejected, Verdict
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         self.counters = ExtProcCounters()
         self._report = report
         self._clock = clock
+        self._request_clock = RequestClock(clock)
         self._quiet_log = QuietLog(log, clock)
         self._meetings = Meetings()
 
@@ -92,6 +94,7 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         if message is grpc.aio.EOF:
             return
         attempt = _attempt(message)
+        self._request_clock.now()  # so that a step back while this answer is held will be known
         try:
             opening = await self._meetings.meet(attempt)
         except asyncio.CancelledError:
@@ -171,9 +174,8 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         )
 
     def _is_worth_a_retry(self, first: pb.ProcessingRequest, attempt: Attempt, status: int, verdict: Verdict) -> bool:
-        requested_at = first.attributes[_ATTRIBUTES].fields["request.time"].string_value
-        age_s = self._clock() - datetime.fromisoformat(requested_at).timestamp() if requested_at else math.inf
-        return self.retries.is_worth_it(attempt.pool, attempt.address, status, verdict, age_s)
+        hedge_in_s = _hedge_in_s(first, self._request_clock.now())
+        return self.retries.is_worth_it(attempt.pool, attempt.address, status, verdict, hedge_in_s)
 
     def _is_read_whole(self, request_id: str) -> bool:
         return zlib.crc32(request_id.encode()) % 10_000 < self.full_stream_percent * 100
@@ -205,6 +207,15 @@ def _attempt(message: pb.ProcessingRequest) -> Attempt:
     if not (attempt.pool and attempt.address and attempt.request_id):
         raise ValueError(f"attributes are missing: {attempt}")
     return attempt
+
+
+def _hedge_in_s(message: pb.ProcessingRequest, now: float) -> float:
+    """How soon the request may have two attempts, as its route says; infinity: never."""
+    fields = message.attributes[_ATTRIBUTES].fields
+    if (hedged_ms := hedged_from_ms(fields["xds.route_name"].string_value)) is None:
+        return math.inf
+    requested_at = fields["request.time"].string_value
+    return datetime.fromisoformat(requested_at).timestamp() + hedged_ms / 1000 - now if requested_at else -math.inf
 
 
 def _headers(message: pb.HttpHeaders) -> dict[str, str]:

@@ -40,7 +40,7 @@ _UNREADABLE = StreamEvent(EventKind.UNREADABLE)
 
 
 class StreamReader:
-    """Reads one answer. An answer that is no event stream gives no events.
+    """Reads one answer. An answer that is no event stream (`is_stream`) gives no events.
 
     What counts as a token is told in `dialects.Interpreter`. Of an SSE event that says several things, TOKEN
     is given first. Events that are no JSON, or above 1 MiB, are passed over. `foreign` is set once one was, or was of
@@ -48,7 +48,7 @@ class StreamReader:
     """
 
     def __init__(self, content_type: str, content_encoding: str, count_reasoning: bool = True) -> None:
-        self._is_stream = content_type.partition(";")[0].strip().lower() == "text/event-stream"
+        self.is_stream = content_type.partition(";")[0].strip().lower() == "text/event-stream"
         self._ended = False
         self._sse = SseParser()
         self._interpreter = Interpreter(count_reasoning)
@@ -77,7 +77,7 @@ class StreamReader:
 
     def feed(self, chunk: bytes, end: bool = False) -> list[StreamEvent]:
         """Take the next piece of the body as it came over the wire; with `end`, the last. Never raises."""
-        if self._ended or not self._is_stream:
+        if self._ended or not self.is_stream:
             return []
         if self._decoder is None:
             self._ended = True
@@ -90,6 +90,7 @@ class StreamReader:
         said: list[StreamEvent] = []
         for event in self._sse.feed(plain, end):
             self._read(event, said)
+        self.foreign = self.foreign or self._sse.oversized > 0
         if not readable:
             said.append(_UNREADABLE)
         self._ended = end or not readable

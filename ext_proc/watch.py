@@ -60,12 +60,15 @@ class StreamWatch:
         self._token_at = 0.0  # the last one
         self._gaps_s: list[float] = []  # not reported yet
         self._part_at = 0.0
-        self.done = False
-        self.opening: Opening | None = None  # None: not known yet
+        # Envoy, which looks at the beginning of the content type, may take for an event stream what is none.
+        self.done = not self._reader.is_stream
+        self.opening = Opening(OpeningKind.UNREAD) if self.done else None  # None: not known yet
 
     def take(self, now: float, chunk: bytes, end: bool) -> list[Observation]:
         """The next piece of the body; `end` says that it was the last, so the answer ended cleanly."""
         seen: list[Observation] = []
+        if self.done:
+            return seen
         for event in self._reader.feed(chunk, end):
             match event.kind:
                 case EventKind.TOKEN:

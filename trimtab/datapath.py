@@ -21,6 +21,8 @@ RETRY_HEADER: Final = "x-trimtab-retry"
 WATCH_SHARE_KEY: Final = "trimtab.watch"
 """The runtime key of the share of attempts with a streamed answer that are watched."""
 
+_HEDGED = "hedged-"
+
 
 class Role(StrEnum):
     """Which of the upstream filters opened an ext_proc stream."""
@@ -50,9 +52,18 @@ def pool_of_cluster(name: str) -> str:
     return name.partition("/")[0]
 
 
-def route_name(pool: str, asked: Asked) -> str:
-    """The name of the route to `pool`, as the access log will report it."""
-    return f"{pool}/{asked}"
+def route_name(pool: str, asked: Asked, hedged_from_ms: int | None = None) -> str:
+    """The name of the route to `pool`, as the observers will hear of it.
+
+    `hedged_from_ms`: after so long without a token a request gets a second attempt beside the first one.
+    """
+    return f"{pool}/{asked}" if hedged_from_ms is None else f"{pool}/{_HEDGED}{hedged_from_ms}/{asked}"
+
+
+def hedged_from_ms(route: str) -> int | None:
+    """When requests of a route that `route_name` named have attempts side by side; None: never."""
+    _, _, hedge = route.rpartition("/")[0].rpartition("/")
+    return int(hedge.removeprefix(_HEDGED)) if hedge.startswith(_HEDGED) else None
 
 
 def asked_by_route(name: str) -> Asked:

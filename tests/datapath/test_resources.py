@@ -27,8 +27,8 @@ def policy(**changes: Any) -> Policy:
     return Policy.model_validate({"version": 1, "pools": [pool], **changes})
 
 
-def cluster_of(made: Policy) -> Cluster:
-    return Cluster.FromString(static_resources(made)[TypeUrl.CDS]["p"])
+def cluster_of(made: Policy, name: str = "p") -> Cluster:
+    return Cluster.FromString(static_resources(made)[TypeUrl.CDS][name])
 
 
 def routes_of(made: Policy) -> RouteConfiguration:
@@ -42,10 +42,10 @@ def connection_manager_of(made: Policy) -> HttpConnectionManager:
     return manager
 
 
-def chain_of(made: Policy) -> list[ExtensionWithMatcher]:
+def chain_of(made: Policy, name: str = "p") -> list[ExtensionWithMatcher]:
     """The upstream filters of the pool but for the codec, which is the last."""
     options = HttpProtocolOptions()
-    (packed,) = cluster_of(made).typed_extension_protocol_options.values()
+    (packed,) = cluster_of(made, name).typed_extension_protocol_options.values()
     assert packed.Unpack(options)
     *filters, codec = options.http_filters
     assert codec.name == "envoy.filters.http.upstream_codec"
@@ -64,11 +64,11 @@ def observers_of(made: Policy) -> dict[str, tuple[ExternalProcessor, str]]:
     return found
 
 
-def marked_unread(made: Policy) -> set[str]:
+def marked_unread(made: Policy, name: str = "p") -> set[str]:
     """The status codes that are retried if nobody reads the answer."""
     matchers = [
         str(matched.xds_matcher)
-        for matched in chain_of(made)
+        for matched in chain_of(made, name)
         if matched.extension_config.name == "envoy.filters.http.header_mutation"
     ]
     return set(re.findall(r'exact: "(\d+)"', "".join(matchers)))
@@ -154,10 +154,15 @@ def test_the_deadline_is_for_streams_of_a_gated_pool_only() -> None:
         route.name: (
             route.route.retry_policy.per_try_timeout.ToMilliseconds(),
             route.route.hedge_policy.hedge_on_per_try_timeout,
+            route.route.retry_policy.retry_back_off.max_interval.ToMilliseconds(),
         )
         for route in routes
     }
-    assert limits == {"p/stream": (4000, True), "p/unary": (0, False), "p/unknown": (0, False)}
+    assert limits == {
+        "p/hedged-4000/stream": (4000, True, 1),  # of a hedge that waits to be sent Envoy loses count
+        "p/unary": (0, False, 250),
+        "p/unknown": (0, False, 250),
+    }
 
 
 @pytest.mark.parametrize(
@@ -251,6 +256,23 @@ def test_envoy_judges_nothing_but_connections_and_never_for_long() -> None:
     }
     assert outliers.split_external_local_origin_errors
     assert outliers.max_ejection_time.seconds < policy().pools[0].shaping.breaker_open_s / 2
+
+
+def test_what_stands_in_for_a_hedged_pool_is_treated_as_one() -> None:
+    """The route, and with it the deadline and the hedge, stays the first pool's."""
+    endpoints = [{"address": "10.0.0.9:8000"}]
+    for gate, codes in (({"enabled": True}, {"502", "503", "529"}), ({"enabled": True, "hedge": True}, set())):
+        pools = [
+            {"name": "spare", "models": ["spare"], "endpoints": endpoints},
+            {"name": "p", "models": ["p"], "endpoints": endpoints, "gate": gate, "fallbacks": [{"pool": "spare"}]},
+            {"name": "other", "models": ["other"], "endpoints": endpoints},
+        ]
+        made = Policy.model_validate({"version": 1, "pools": pools})
+        assert marked_unread(made, "spare") == codes
+        assert marked_unread(made, "other") == {"502", "503", "529"}
+        # A missed deadline is no sign that an endpoint cannot be reached.
+        judged = {name: cluster_of(made, name).HasField("outlier_detection") for name in ("spare", "p", "other")}
+        assert judged == {"spare": False, "p": False, "other": True}
 
 
 def test_a_pool_without_fallbacks_is_named_alone_and_one_with_them_shares_only_by_the_runtime() -> None:

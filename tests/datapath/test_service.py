@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
@@ -231,6 +231,29 @@ async def test_only_the_engines_trouble_is_marked_for_a_retry(text: bytes, marke
         assert (RETRY_HEADER in removed) != marked  # Envoy's own mark, of what nobody has read
 
 
+@pytest.mark.parametrize(
+    ("age_s", "route", "marked"),
+    [
+        (0.2, "p/hedged-1000/stream", True),
+        (0.6, "p/hedged-1000/stream", False),
+        (0.6, "q/hedged-1000/stream", False),  # of a pool for which this one stands in
+        (0.6, "p/hedged-4000/stream", True),
+        (60, "p/stream", True),
+    ],
+)
+async def test_nothing_is_retried_beside_a_hedge_of_the_requests_own_route(
+    age_s: float, route: str, marked: bool
+) -> None:
+    """Whatever the policy says meanwhile: Envoy would crash."""
+    refusal = headers(503)
+    fields = refusal.attributes["envoy.filters.http.ext_proc"].fields
+    fields["xds.route_name"].string_value = route
+    fields["request.time"].string_value = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat()
+    async with line() as to:
+        (answer,) = await to.send("reject", refusal, body(BUSY, end=True))
+        assert (RETRY_HEADER in set_headers(answer)) == marked
+
+
 FAILED = b"data: " + BUSY + b"\n\n"
 OPENINGS: dict[str, tuple[tuple[pb.ProcessingRequest, ...], str | None]] = {
     "token": ((body(event("", role="assistant")), body(event("a"))), None),
@@ -261,6 +284,17 @@ async def test_the_gate_hears_from_the_watcher_whoever_comes_first(first: str, r
             assert RETRY_HEADER in set_headers(answer)
             assert json.loads(answer.response_headers.response.body_mutation.body)["error"]["message"]
         assert to.service.counters.faults == 0
+
+
+@pytest.mark.parametrize("content_type", ["text/event-streams", "text/event-stream, text/plain"])
+async def test_what_only_begins_like_an_event_stream_passes_as_it_is(content_type: str) -> None:
+    other = headers(200, **{"content-type": content_type})
+    async with line() as to:
+        held = asyncio.create_task(to.send("gate", other))
+        await to.send("watch-gated", other, body(b"hello"), body(b"", end=True))
+        assert await held == []
+        assert dict(to.service.counters.gated) == {"unread": 1}
+        assert to.seen == []
 
 
 async def test_an_attempt_that_nobody_watches_passes_soon() -> None:

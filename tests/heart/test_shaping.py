@@ -328,13 +328,30 @@ class TestAllOut:
         decision = scene.step()
         assert [e.weight for e in decision.endpoints] == [6667, 2667, 667]
         assert all(e.takes_work and e.state == State.ALL_OUT for e in decision.endpoints)
-        assert scene.at().reason.startswith("all endpoints are out, so all are in; cooling: ")
+        assert scene.at().reason.startswith("all endpoints are out, so it is in; cooling: ")
 
     def test_less_to_those_that_will_be_out_for_longer(self) -> None:
         scene = Scene([A, B])
         scene.see(rejected(1000.0, A), rejected(1000.0, B, retry_after_s=50.0))
         scene.step()
         assert scene.at(A).share == pytest.approx(10 / 11)
+
+    def test_what_is_full_goes_before_what_may_be_dead(self) -> None:
+        """One says when to come again; of the other clients hear that nothing could be reached."""
+        scene = Scene([A, B, C])
+        scene.see(*(unreachable(1000.0, A, f"u{i}") for i in range(3)))
+        scene.see(rejected(1000.0, B), rejected(1000.0, C))
+        scene.step()
+        assert (scene.at(A).state, scene.at(A).takes_work) == (State.OPEN, False)
+        assert (scene.at(B).state, scene.at(B).share) == (State.ALL_OUT, 0.5)
+
+    def test_what_may_be_dead_is_tried_once_nothing_else_is_left(self) -> None:
+        scene = Scene([A, B])
+        scene.see(rejected(1000.0, B), *(unreachable(1000.0, A, f"u{i}") for i in range(3)))
+        scene.step()
+        scene.see(*(unreachable(1001.0, B, f"v{i}") for i in range(3)))
+        scene.step(1001.0)
+        assert [scene.at(address).state for address in (A, B)] == [State.ALL_OUT] * 2
 
     def test_the_first_to_come_back_takes_over_from_those_that_go_on_refusing(self) -> None:
         scene = Scene([A, B])

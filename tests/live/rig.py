@@ -119,7 +119,7 @@ def signal_table(shown: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     lines = [f"| signal | {' | '.join(names)} | read from |", "|---|" + "---|" * (len(names) + 1)]
     for signal in shown[0]["signals"]:
         read = [each["signals"][signal] for each in shown]
-        place = read[0].get("metric") or read[0]["why"]
+        place = read[0].get("metric") or read[0].get("why") or read[0]["source"]
         lines.append(f"| {signal} | {' | '.join(_shown(each['value']) for each in read)} | {place} |")
     ages = [row["age_s"] for each in shown for row in each["signals"].values() if row["value"] is not None]
     return "\n".join([*lines, f"\nThe oldest was {max(ages):.1f} s old."])

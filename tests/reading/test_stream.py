@@ -364,6 +364,12 @@ def test_an_event_of_no_known_protocol_is_noticed(event: dict[str, Any], foreign
     assert reader.foreign is foreign
 
 
+def test_an_event_that_is_too_long_may_have_been_a_token() -> None:
+    reader = StreamReader(SSE, "")
+    assert reader.feed(b"data: " + b"x" * (1 << 20)) == []
+    assert reader.foreign  # before it ends
+
+
 def test_broken_json_is_malformed_and_the_stream_goes_on() -> None:
     reader = StreamReader(SSE, "")
     broken = [

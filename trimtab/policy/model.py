@@ -19,6 +19,7 @@ from trimtab.fleet.classes import class_of
 from trimtab.fleet.observation import Verdict
 from trimtab.policy.by_law import ByLaw
 from trimtab.policy.classes import class_flaws
+from trimtab.policy.deadlines import SHORTEST_HEDGE_MS
 from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.metric import parse_metric
 from trimtab.policy.needs import idle_sources, unmet_needs, unreadable_terms
@@ -429,9 +430,12 @@ class Gate(Strict):
     )
 
     def flaws(self) -> Iterator[Flaw]:
-        if self.hedge and self.first_token_deadline_ms < 1000:
+        if self.hedge and not self.enabled:
+            yield Flaw("hedge does nothing without the gate: set enabled to true", ("hedge",))
+        if self.hedge and self.first_token_deadline_ms < SHORTEST_HEDGE_MS:
             yield Flaw(
-                f"hedge needs a first_token_deadline_ms of 1000 or more, not {self.first_token_deadline_ms}",
+                f"hedge needs a first_token_deadline_ms of {SHORTEST_HEDGE_MS} or more, not "
+                f"{self.first_token_deadline_ms}",
                 ("first_token_deadline_ms",),
                 ("hedge",),
             )
@@ -607,6 +611,8 @@ class Pool(Strict):
         yield from unreadable_terms(self)
         yield from idle_sources(self)
         yield from class_flaws(self)
+        if self.spill_below and not self.fallbacks:
+            yield Flaw("spill_below needs fallbacks, which get what it keeps away from the pool", ("spill_below",))
         for index, fallback in enumerate(self.fallbacks):
             if fallback.answer is not None and index + 1 < len(self.fallbacks):
                 yield Flaw("nothing after an answer is ever reached: put it last", ("fallbacks", index, "answer"))

@@ -31,6 +31,9 @@ _STANDS_OUT = 2.0
 # All half-open endpoints together get no more than this by their floors: in a pool of many dead ones each try is
 # an attempt that most likely fails, and a request has only so many.
 _HALF_OPEN_TOTAL = 0.05
+# Holds of endpoints that may give no answer at all. When all are out they stay out if another only says that it is
+# full: it serves some, and tells the others when to come again.
+_MAY_BE_DEAD = frozenset({State.OPEN, State.DOWN})
 _AT_THE_FLOOR = frozenset({State.HALF_OPEN, State.PARKED})  # holds that leave an endpoint its floor
 
 Pushed = Mapping[str, tuple[int, bool]]  # address -> weight, takes work
@@ -95,9 +98,12 @@ class Shaper:
         scores = {id: _bounded(score) for id, score in judged.items()}
         shaped = {id: self._shaped(now, id, hold, scores[id].score, law) for id, hold in holds.items()}
         all_out = all(holds.values())
+        full = all_out and any(hold is not None and hold.state is State.COOLING for hold in holds.values())
         for id, hold in holds.items():
             # What is going away for good keeps no part of its work when others are back.
-            self._standings[id].lean_on(None if id.address in self.out and not all_out else hold, all_out)
+            leaves = id.address in self.out and not all_out
+            is_needed = all_out and not (full and hold is not None and hold.state in _MAY_BE_DEAD)
+            self._standings[id].lean_on(None if leaves else hold, is_needed)
         half_open = frozenset(id for id, hold in holds.items() if hold and hold.state is State.HALF_OPEN and hold.tries)
         trial = {} if all_out else self._trials.choose(now, views, half_open)
         by_class = [
@@ -269,7 +275,7 @@ class Shaper:
         if hold is not None:
             if hold.state in _AT_THE_FLOOR or not standing.leaned_on:
                 return hold.state, hold.until, hold.reason
-            so = "are out, so all are in" if all_out else f"were out, so it keeps {standing.leaned_on:.0%} of its work"
+            so = "are out, so it is in" if all_out else f"were out, so it keeps {standing.leaned_on:.0%} of its work"
             return State.ALL_OUT, hold.until, f"all endpoints {so}; {hold.reason}"
         if standing.liveness.state is State.SUSPECT:
             return State.SUSPECT, None, standing.liveness.reason

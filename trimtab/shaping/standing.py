@@ -147,13 +147,13 @@ class Standing:
             return Hold(State.HALF_OPEN, None, self.liveness.reason, tries=True)
         return None
 
-    def lean_on(self, hold: Hold | None, all_out: bool) -> None:
+    def lean_on(self, hold: Hold | None, is_needed: bool) -> None:
         """Let a held endpoint take work because all are held, and go on when the first of them is back.
 
         That one alone would take all work, be flooded, and all would be out again. What shows that another does not
         deserve its part is that it goes on to refuse or to fail. What does not generate has no part to keep.
         """
-        if all_out:
+        if is_needed:
             self.leaned_on = 1.0
         elif hold is None or hold.state in (State.FULL, State.DOWN, State.PARKED):
             self.leaned_on = 0.0

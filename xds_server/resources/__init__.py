@@ -1,7 +1,10 @@
 """What Envoy is told, but for the endpoints: typed messages built from the policy, serialised."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from envoy_data_plane.envoy.config.cluster.v3 import Cluster
+
+from trimtab.policy.deadlines import deadlined, hedged
 from trimtab.policy.model import Policy
 from xds_server.resources import fallbacks
 from xds_server.resources.clusters import cluster
@@ -14,15 +17,19 @@ from xds_server.snapshot import TypeUrl
 def static_resources(policy: Policy) -> dict[TypeUrl, dict[str, bytes]]:
     """Type URL -> name -> serialised resource. Equal policies give equal bytes."""
     return {
-        TypeUrl.CDS: {
-            made.name: bytes(made)
-            for pool in policy.pools
-            for made in (*(cluster(name, pool, policy.ext_proc) for name in pool.clusters), *fallbacks.clusters(pool))
-        },
+        TypeUrl.CDS: {made.name: bytes(made) for made in _clusters(policy)},
         TypeUrl.LDS: {LISTENER_NAME: bytes(listener(policy.listen))},
         TypeUrl.RDS: {ROUTES_NAME: bytes(route_configuration(policy))},
         TypeUrl.RTDS: {RUNTIME_NAME: runtime_resource(policy.ext_proc.sample_percent)},
     }
+
+
+def _clusters(policy: Policy) -> Iterator[Cluster]:
+    timed, doubled = deadlined(policy.pools), hedged(policy.pools)
+    for pool in policy.pools:
+        for name in pool.clusters:
+            yield cluster(name, pool, policy.ext_proc, timed=pool.name in timed, hedged=pool.name in doubled)
+        yield from fallbacks.clusters(pool)
 
 
 def runtime_resource(watch_percent: float, splits: Mapping[str, object] | None = None) -> bytes:

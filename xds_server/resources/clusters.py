@@ -40,8 +40,11 @@ _NO_LIMIT = 1_000_000
 _IDLE_CONNECTION = timedelta(seconds=4)
 
 
-def cluster(name: str, pool: Pool, ext_proc: ExtProc) -> Cluster:
-    """The cluster `name` of `pool`; its EDS resource has the same name."""
+def cluster(name: str, pool: Pool, ext_proc: ExtProc, *, timed: bool, hedged: bool) -> Cluster:
+    """The cluster `name` of `pool`; its EDS resource has the same name.
+
+    `timed`: an attempt in it may have a first-token deadline; `hedged`: attempts of one request may run side by side.
+    """
     return Cluster(
         name=name,
         type=ClusterDiscoveryType.EDS,
@@ -63,7 +66,9 @@ def cluster(name: str, pool: Pool, ext_proc: ExtProc) -> Cluster:
                 )
             ]
         ),
-        outlier_detection=_UNREACHABLE,
+        # Envoy counts a missed deadline as a connection that failed. It would pass over engines that are slow, and
+        # those may be all that are in.
+        outlier_detection=None if timed else _UNREACHABLE,
         # A machine that is gone without a word is noticed within a minute, while streams may be silent for
         # longer.
         upstream_connection_options=UpstreamConnectionOptions(
@@ -76,7 +81,7 @@ def cluster(name: str, pool: Pool, ext_proc: ExtProc) -> Cluster:
                     explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
                         http_protocol_options=Http1ProtocolOptions()
                     ),
-                    http_filters=upstream_filters(pool, ext_proc),
+                    http_filters=upstream_filters(pool, ext_proc, hedged=hedged),
                 )
             )
         },

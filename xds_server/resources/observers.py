@@ -53,15 +53,25 @@ ERROR_STATUS = (429, 500, 502, 503, 504, 529)
 _LONG_BODY = r"[0-9]{6,}"
 
 # Attributes of the answer: those of the request are only delivered with a message about the request.
-_ATTRIBUTES = ["request.id", "request.time", "upstream.address", "upstream.local_address", "xds.cluster_name"]
+_ATTRIBUTES = [
+    "request.id",
+    "request.time",
+    "upstream.address",
+    "upstream.local_address",
+    "xds.cluster_name",
+    "xds.route_name",
+]
 
 # What ends a hold is the first token, the route's deadline, the client's departure or the loss of the service, whose
 # connection is watched. This is only here because Envoy would give up after 200 ms, and it may not be longer.
 _HELD_AT_MOST = timedelta(hours=1)
 
 
-def upstream_filters(pool: Pool, policy: ExtProc) -> list[HttpFilter]:
-    """The chain of a pool's cluster, the codec last. An answer goes through it from the last to the first."""
+def upstream_filters(pool: Pool, policy: ExtProc, *, hedged: bool) -> list[HttpFilter]:
+    """The chain of a pool's cluster, the codec last. An answer goes through it from the last to the first.
+
+    `hedged`: attempts of one request may run side by side in it.
+    """
     is_stream = response_header("content-type", StringMatcher(prefix="text/event-stream", ignore_case=True))
     is_error = status_in(ERROR_STATUS)
     is_long = response_header("content-length", regex(_LONG_BODY))
@@ -74,19 +84,19 @@ def upstream_filters(pool: Pool, policy: ExtProc) -> list[HttpFilter]:
         *watching,
         only_if(all_of(is_error, negated(is_long)), _EXT_PROC, _reject(policy, Role.REJECT)),
         only_if(all_of(is_error, is_long), _EXT_PROC, _reject(policy, Role.REJECT_HEADERS)),
-        *_unread_mark(pool),
+        *_unread_mark(pool, hedged=hedged),
         HttpFilter(name=_CODEC, typed_config=Any.pack(UpstreamCodec())),
     ]
 
 
-def _unread_mark(pool: Pool) -> list[HttpFilter]:
+def _unread_mark(pool: Pool, *, hedged: bool) -> list[HttpFilter]:
     """The mark of errors that are retried unless the service reads them, and takes it off: it may be away.
 
     A 429 gets its mark from the service alone. Most of them are quotas, and one that nobody has read must not be
     spent twice. So does any error where attempts may run side by side (`ext_proc.retries` says why).
     """
     codes = [code for code in pool.retries.status_codes if code != 429]
-    if not codes or not pool.retries.attempts or (pool.gate.enabled and pool.gate.hedge):
+    if not codes or not pool.retries.attempts or hedged:
         return []
     mark = HeaderValueOption(
         header=HeaderValue(key=RETRY_HEADER, value="unread"),

@@ -4,7 +4,8 @@ Everything about a request that may change while streams run is here, because a 
 alone.
 
 * A pool gets one route for each thing that a request can have asked for (a stream, no stream, not known), so
-  that the route's name tells the access log.
+  that the route's name tells the access log. It tells of a hedge too: a request keeps its route, whatever policy comes
+  meanwhile and whichever pool serves it.
 * A pool with length classes gets these for each class, the longest first: what has no length is short. The route
   is chosen anew once the body is here, so the length is known also of one that came in chunks.
 * Pools are tried in the policy's order. A model that no pool serves is answered here, with the 404 that an
@@ -145,7 +146,8 @@ def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[Me
     else:
         serves = RouteAction(cluster=cluster)
     for asked, condition in _ASKED.items():
-        deadline = _first_token_deadline(pool, asked, number)
+        deadline_ms = _first_token_deadline_ms(pool, asked, number)
+        hedged_from_ms = deadline_ms if pool.gate.hedge else None
         action = replace(
             serves,
             timeout=timedelta(0),
@@ -153,11 +155,11 @@ def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[Me
             max_stream_duration=RouteActionMaxStreamDuration(
                 max_stream_duration=timedelta(seconds=listen.max_stream_s)
             ),
-            retry_policy=_retry_policy(pool.retries, deadline),
-            hedge_policy=HedgePolicy(hedge_on_per_try_timeout=True) if deadline and pool.gate.hedge else None,
+            retry_policy=_retry_policy(pool.retries, deadline_ms, hedged=hedged_from_ms is not None),
+            hedge_policy=HedgePolicy(hedge_on_per_try_timeout=True) if hedged_from_ms else None,
         )
         yield Route(
-            name=route_name(pool.name, asked),
+            name=route_name(pool.name, asked, hedged_from_ms),
             match=RouteMatch(prefix="/", headers=_longer_than(pool, number), dynamic_metadata=conditions + condition),
             route=action,
             request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
@@ -200,15 +202,20 @@ def _model_is_served_by(pool: Pool) -> MetadataMatcher:
     return _metadata(MODEL_KEY, matcher)
 
 
-def _first_token_deadline(pool: Pool, asked: Asked, number: int) -> timedelta | None:
-    """How long an attempt may show no token. An answer that is not streamed takes as long as all of its tokens."""
+def _first_token_deadline_ms(pool: Pool, asked: Asked, number: int) -> int | None:
+    """How long [ms] an attempt may show no token. An answer that is not streamed takes as long as all of its tokens."""
     if not pool.gate.enabled or asked is not Asked.STREAM:
         return None
     of_class = pool.classes[number].first_token_deadline_ms if pool.classes else None
-    return timedelta(milliseconds=of_class or pool.gate.first_token_deadline_ms)
+    return of_class or pool.gate.first_token_deadline_ms
 
 
-def _retry_policy(retries: Retries, first_token_deadline: timedelta | None) -> RetryPolicy | None:
+# Envoy's least. If the late attempt speaks while the one beside it still waits to be sent, Envoy 1.40 waits for that
+# one for ever: should the engine then die in mid-stream, the client hears nothing of it.
+_HEDGE_BACK_OFF_MS = 1
+
+
+def _retry_policy(retries: Retries, first_token_deadline_ms: int | None, *, hedged: bool) -> RetryPolicy | None:
     if retries.attempts == 0:
         return None
     return RetryPolicy(
@@ -218,7 +225,7 @@ def _retry_policy(retries: Retries, first_token_deadline: timedelta | None) -> R
         retriable_headers=[HeaderMatcher(name=RETRY_HEADER, present_match=True)],
         num_retries=retries.attempts,
         # Envoy's limit of the time to an answer's headers, and those are held until its first token.
-        per_try_timeout=first_token_deadline,
+        per_try_timeout=timedelta(milliseconds=first_token_deadline_ms) if first_token_deadline_ms else None,
         retry_host_predicate=[
             RetryPolicyRetryHostPredicate(
                 name="envoy.retry_host_predicates.previous_hosts",
@@ -227,8 +234,8 @@ def _retry_policy(retries: Retries, first_token_deadline: timedelta | None) -> R
         ],
         host_selection_retry_max_attempts=_HOST_SELECTION_ATTEMPTS,
         retry_back_off=RetryPolicyRetryBackOff(
-            base_interval=timedelta(milliseconds=retries.back_off_base_ms),
-            max_interval=timedelta(milliseconds=retries.back_off_max_ms),
+            base_interval=timedelta(milliseconds=_HEDGE_BACK_OFF_MS if hedged else retries.back_off_base_ms),
+            max_interval=timedelta(milliseconds=_HEDGE_BACK_OFF_MS if hedged else retries.back_off_max_ms),
         ),
     )
 

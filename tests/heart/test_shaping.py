@@ -118,6 +118,17 @@ class TestBreaker:
         breaker.failed(133.0, 99.0, self.numbers)
         assert breaker.state(133.0) is BreakerState.HALF_OPEN
 
+    def test_after_deaths_in_mid_answer_only_a_whole_answer_closes_it(self) -> None:
+        breaker = Breaker()
+        for at in (100.0, 101.0, 102.0):
+            breaker.failed(at, at - 1, self.numbers, mid_answer=True)
+        breaker.spoke(132.5)
+        assert breaker.state(133.0) is BreakerState.HALF_OPEN
+        breaker.failed(133.0, 132.5, self.numbers, mid_answer=True)
+        assert breaker.until - breaker.opened_at == 60
+        breaker.succeeded(195.0, 194.0, generated=True)
+        assert breaker.state(195.0) is BreakerState.CLOSED
+
     def test_a_first_token_closes_it_but_takes_back_no_failure(self) -> None:
         breaker = self.opened()
         breaker.spoke(132.5)

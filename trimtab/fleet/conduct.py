@@ -46,7 +46,7 @@ class Judged:
     judgement: Judgement
     retry_after_s: float | None = None
     why: str = ""
-    generated: bool = False  # a success that took the model; an engine that hangs has others
+    generated: bool = False  # it took the model, or, of a failure, its answer had begun; a hung engine has others
     sign: Sign | None = None  # what it is a sign of beyond being a failure
 
 

@@ -26,7 +26,7 @@ class Breaker:
     others, so that is for its owner to say.
     """
 
-    __slots__ = ("_attempts", "_refuted_since", "failures", "opened_at", "openings", "until")
+    __slots__ = ("_attempts", "_mid_answer", "_refuted_since", "failures", "opened_at", "openings", "until")
 
     def __init__(self) -> None:
         self.failures = 0  # in a row, while closed
@@ -35,6 +35,7 @@ class Breaker:
         self.until = -inf
         self._refuted_since = -inf  # an answer to what was sent later closes it
         self._attempts = FadingShare(_HALF_LIFE_S)  # while closed
+        self._mid_answer = False  # the last failure was that of an answer that had begun
 
     def state(self, now: float) -> BreakerState:
         if not self.openings:
@@ -45,8 +46,9 @@ class Breaker:
         """How many attempts failed, of how many, since it closed: those of about the last half minute."""
         return self._attempts.hits(now), self._attempts.total(now)
 
-    def failed(self, at: float, started_at: float, numbers: Shaping) -> bool:
-        """An attempt that was sent at `started_at` failed at `at`. Returns whether it opens by that."""
+    def failed(self, at: float, started_at: float, numbers: Shaping, *, mid_answer: bool = False) -> bool:
+        """An attempt that was sent at `started_at` failed at `at`, perhaps amid its answer. Returns whether it opens."""
+        self._mid_answer = mid_answer
         match self.state(at):
             case BreakerState.CLOSED:
                 self.failures += 1
@@ -74,10 +76,10 @@ class Breaker:
     def spoke(self, started_at: float) -> None:
         """An attempt that was sent at `started_at` showed its first token.
 
-        That closes the breaker. While it is closed, it takes back no failure: an engine may die in the
-        middle of every answer.
+        That closes the breaker, unless it opened for answers that had begun as well: then only a whole one does. While
+        it is closed, a token takes back no failure: an engine may die in the middle of every answer.
         """
-        if self.openings:
+        if self.openings and not self._mid_answer:
             self._close(started_at)
 
     def suspect(self, at: float, since: float, numbers: Shaping) -> bool:

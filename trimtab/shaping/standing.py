@@ -88,7 +88,7 @@ class Standing:
             case Judgement.FAILURE:
                 if judged.sign is not None:
                     self._signs.append(judged.sign)
-                if self._breaker.failed(judged.at, judged.started_at, numbers):
+                if self._breaker.failed(judged.at, judged.started_at, numbers, mid_answer=judged.generated):
                     self._signs.append(Sign.FAILURES)
             case Judgement.SUCCESS:
                 self._breaker.succeeded(judged.at, judged.started_at, generated=judged.generated)

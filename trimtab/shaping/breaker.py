@@ -47,7 +47,7 @@ class Breaker:
         return self._attempts.hits(now), self._attempts.total(now)
 
     def failed(self, at: float, started_at: float, numbers: Shaping, *, mid_answer: bool = False) -> bool:
-        """An attempt that was sent at `started_at` failed at `at`, perhaps amid its answer. Returns whether it opens."""
+        """An attempt that was sent at `started_at` failed at `at`, perhaps amid its answer. Returns if it opens."""
         self._mid_answer = mid_answer
         match self.state(at):
             case BreakerState.CLOSED:

@@ -75,7 +75,7 @@ def test_added_time_is_above_the_median_of_the_calm() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "expected"),
-    [([(0, 4), (6, 0)], 2.0), ([(0, 4), (4, 1.5)], 0.0), ([(0, 4)], None)],
+    [([(0, 4), (6, 0)], 1.5), ([(0, 4), (4, 1.5)], 0.0), ([(0, 4)], None)],
     ids=["after two seconds", "single tries are no work", "never"],
 )
 def test_drain(rates: list[tuple[float, float]], expected: float | None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-BYTES_PER_TOKEN = 4.0  # of English text, in common tokenizers; code and other languages have fewer
+BYTES_PER_TOKEN = 4  # of English text, in common tokenizers; code and other languages have fewer
 
 
 def prompt_tokens(prompt_bytes: int, bytes_per_token: float = BYTES_PER_TOKEN) -> int:

@@ -114,6 +114,16 @@ class _Engine:
                 at + ttft_s + 0.2, "chat", self._address, request, at, 200, Outcome.COMPLETE, True, ttft_s, size, 9000
             )
 
+    def answers(self, second: float, count: int) -> Iterator[Observation]:
+        """Answers in one piece that are asked for in a second."""
+        for number in range(count):
+            at, took_s, request = second + number / count, self._random.uniform(0.5, 4), f"r{self._number}"
+            self._number += 1
+            yield AttemptStarted(at, "chat", self._address, request, 500, False)
+            yield AttemptEnded(
+                at + took_s, "chat", self._address, request, at, 200, Outcome.COMPLETE, False, took_s, 500, 9000
+            )
+
     def reading(self, at: float) -> SignalsRead:
         """As the scraper reads it."""
         page = read_page(self._names, self._page.render())
@@ -123,14 +133,19 @@ class _Engine:
 def _busy(policy: Pool) -> PoolController:
     """A pool of which everything is known that windows can hold, and no attempt any more.
 
-    A minute of traffic that fills each quarter of the quantiles, a rush that gives the burst filter its yardstick, a
-    page with two histograms a second, load reports; then quiet, until the attempts are forgotten.
+    Ten minutes of answers in one piece; a minute of streams that fills each third of the quantiles, with a page with
+    two histograms a second and load reports, and a rush that gives the burst filter its yardstick; then quiet, until
+    the attempts are forgotten.
     """
     addresses = [endpoint.address for endpoint in policy.endpoints]
     names, begun = page_names(policy), 1e9
     engines = [_Engine(address, names, Random(number)) for number, address in enumerate(addresses)]
     controller = PoolController(policy, Random(1))
-    controller.set_endpoints(begun, [EndpointSpec(address, address) for address in addresses])
+    controller.set_endpoints(begun - 600, [EndpointSpec(address, address) for address in addresses])
+    for second in range(-600, 0, 5):
+        now = begun + second
+        controller.observe(now + 5, [seen for engine in engines for seen in engine.answers(now, 3)])
+        controller.step(now + 5)
     for second in range(72):
         now, busy = begun + second, second < 60
         for engine in engines:
@@ -142,8 +157,8 @@ def _busy(policy: Pool) -> PoolController:
     return controller
 
 
-def kib(endpoints: int) -> float:
-    """Memory of all that is kept of an endpoint when all windows are full, KiB: its profile, law and shaping."""
+def memory_bytes(endpoints: int) -> float:
+    """Memory of all that is kept of an endpoint when all windows are full: its profile, law and shaping."""
     addresses = [f"10.0.{number // 250}.{number % 250}:8000" for number in range(endpoints)]
     policy = Pool.model_validate(
         {"name": "chat", "engine": "vllm", "endpoints": [{"address": address} for address in addresses]}
@@ -157,7 +172,7 @@ def kib(endpoints: int) -> float:
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     del controller
-    return (after - before) / endpoints / 1024
+    return (after - before) / endpoints
 
 
 def view_us() -> float:
@@ -181,7 +196,7 @@ def main() -> None:
         print(f"{kind:35} {per_s(kind):10,.0f} a second on one core")
     print(f"{'all of an attempt, in turn':35} {mixed_per_s():10,.0f} a second on one core")
     print(f"{'asking for all of it':35} {view_us():10.1f} µs")
-    print(f"{'memory of an endpoint, all full':35} {kib(arguments.endpoints):10.1f} KiB")
+    print(f"{'memory of an endpoint, all full':35} {memory_bytes(arguments.endpoints):10,.0f} bytes")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`trimtab replay` as a user meets it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,17 @@ def test_a_bundled_trace_is_replayed_faster_and_as_markdown() -> None:
     assert done.returncode == 0
     assert "100 requests of azure23_conv × 2 on homog8 (8 engines)" in done.stdout
     assert "| `least_request` |" in done.stdout
+    assert "| 1.00 | 1.00 | 1.00 | 1.00 |" in done.stdout, "the base by itself"
+    *_, headings, _, row, _ = done.stdout.splitlines()
+    engines = dict(zip(headings.split("|")[2:10], row.split("|")[2:10], strict=True))
+    assert [name.strip() for name in engines] == [f"a100-{number}" for number in range(1, 9)]
+    assert sum(float(cell.split("/")[0]) for cell in engines.values()) == pytest.approx(100, abs=0.5)
+
+
+def test_a_large_fleet_is_shown_kind_by_kind_with_the_spread_within() -> None:
+    done = trimtab("--fleet", "homog64", "--requests", "100", "--laws", "round_robin", "--markdown")
+    assert "| law | 64 a100 |" in done.stdout
+    assert re.search(r"\| `round_robin` \| 100\.0 / \d+ ±\d+ \|", done.stdout)
 
 
 def test_two_policies_are_compared(tmp_path: Path) -> None:

@@ -23,3 +23,7 @@ def test_both_sides_are_run_and_compared(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 0.3 < row["real"]["ttft_ms"]["p50"] / row["virtual"]["ttft_ms"]["p50"] < 3
     assert report["ranking_agrees"]
     assert "predicted_ttft virtual" in screen.getvalue()
+    chances = row["runs_ms"]["p99"]
+    assert (len(chances["real"]), len(chances["virtual"])) == (1, 20)
+    assert chances["virtual"] == sorted(chances["virtual"])
+    assert report["in_range"]["p99"] == row["in_range"]["p99"]

@@ -1,7 +1,7 @@
 """How the report of a replay is shown."""
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Any
 
 from rich.box import SIMPLE
@@ -9,22 +9,19 @@ from rich.console import Console
 from rich.table import Table
 
 _TTFT = ("mean", "p50", "p90", "p99")
+_TTFT_HEADINGS = ("mean", "P50", "P90", "P99")
+_ONE_SEED = "; one seed: a difference may be chance, which --seeds 3 shows"
 
 Rows = Mapping[str, Sequence[str]]
 
-_LAW_NOTE = (
-    "TTFT and end to end in seconds, time per output token (TPOT) in ms; × is P99 by that of {base}; "
-    "spread of utilisation (sequences in use) over engines"
-)
-_ONE_SEED = "; one seed: a difference may be chance, which --seeds 3 shows"
-_ENGINE_NOTE = "Share of the answers / utilisation of each kind of engine, in %; retries, refusals, preemptions, pushes"
+_MOST_COLUMNS = 8  # engines; a larger fleet is shown kind by kind
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
     """The report as tables for people."""
     console.print(title(report), highlight=False)
-    console.print(_law_table(report))
-    console.print(_engine_table(report))
+    for note, headings, rows in _tables(report):
+        console.print(show_table(note, headings, rows))
     for name, law in report["laws"].items():
         if law["errors"]:
             errors = ", ".join(f"{count:,.0f} × {error}" for error, count in law["errors"].items())
@@ -33,10 +30,10 @@ def show(report: Mapping[str, Any], console: Console) -> None:
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The report as tables in Markdown."""
-    headings, rows = _law_rows(report)
-    lines = [f"{title(report)}. {_law_note(report)}.", "", *_markdown_table(headings, rows)]
-    headings, rows = _engine_rows(report)
-    return "\n".join([*lines, "", f"{_ENGINE_NOTE}.", "", *_markdown_table(headings, rows), ""])
+    lines = [f"{title(report)}."]
+    for note, headings, rows in _tables(report):
+        lines += ["", f"{note}.", "", *_markdown_table(headings, rows)]
+    return "\n".join([*lines, ""])
 
 
 def title(report: Mapping[str, Any]) -> str:
@@ -46,54 +43,64 @@ def title(report: Mapping[str, Any]) -> str:
     return f"{report['requests']:,} requests of {report['trace']} on {report['fleet']} ({engines} engines){seeds}"
 
 
-def _law_table(report: Mapping[str, Any]) -> Table:
-    headings, rows = _law_rows(report)
-    return show_table(_law_note(report), headings, rows)
+def _tables(report: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], Rows]]:
+    """What each table shows, its headings and its rows."""
+    laws = report["laws"]
+    several, base = report["seeds"] > 1, laws[report["base"]]["ttft_ms"]
+    yield (
+        f"TTFT in seconds; × is by that of {report['base']}{'' if several else _ONE_SEED}",
+        (*_TTFT_HEADINGS, *(f"× {heading}" for heading in _TTFT_HEADINGS)),
+        {name: (*_ttft(law, several), *_ratios(law["ttft_ms"], base)) for name, law in laws.items()},
+    )
+    yield (
+        "Time per output token (TPOT) in ms, end to end (e2e) in seconds; spread is that of utilisation over engines",
+        ("TPOT", "e2e", "tokens/s", "success", "retries", "refused", "preempted", "pushes", "spread"),
+        {name: _others(law) for name, law in laws.items()},
+    )
+    columns = _engine_columns(report["kinds"])
+    each = "engine" if len(columns) == len(report["kinds"]) else "kind of engine (± spread within it)"
+    yield (
+        f"Share of the answers / utilisation (sequences in use) of each {each}, in %",
+        tuple(columns),
+        {name: tuple(_engines(law, members) for members in columns.values()) for name, law in laws.items()},
+    )
 
 
-def _law_note(report: Mapping[str, Any]) -> str:
-    return _LAW_NOTE.format(**report) + (_ONE_SEED if report["seeds"] == 1 else "")
+def _ttft(law: Mapping[str, Any], with_deviation: bool) -> Iterator[str]:
+    ttft, deviation = law["ttft_ms"], law["ttft_ms_deviation"]
+    for key in _TTFT:
+        yield _seconds(ttft[key]) + (f" ±{_seconds(deviation[key])}" if with_deviation else "")
 
 
-def _engine_table(report: Mapping[str, Any]) -> Table:
-    headings, rows = _engine_rows(report)
-    return show_table(_ENGINE_NOTE, headings, rows)
+def _ratios(ttft: Mapping[str, float], base: Mapping[str, float]) -> Iterator[str]:
+    return (_digits(ttft[key] / base[key]) if base[key] else "?" for key in _TTFT)
 
 
-def _law_rows(report: Mapping[str, Any]) -> tuple[Sequence[str], Rows]:
-    base_p99 = report["laws"][report["base"]]["ttft_ms"]["p99"]
-    several = report["seeds"] > 1
-    rows = {}
-    for name, law in report["laws"].items():
-        ttft, deviation = law["ttft_ms"], law["ttft_ms_deviation"]
-        rows[name] = (
-            *(_seconds(ttft[key]) + (f" ±{_seconds(deviation[key])}" if several else "") for key in _TTFT),
-            _digits(ttft["p99"] / base_p99) if base_p99 else "?",
-            f"{law['tpot_ms'].get('mean', 0):.1f}",
-            _seconds(law["e2e_ms"].get("mean", 0)),
-            f"{law['output_tokens_per_s']:,.0f}",
-            f"{law['success']:.2%}",
-            f"{law['utilisation_spread']:.2f}",
-        )
-    return ("mean", "P50", "P90", "P99", "×", "TPOT", "e2e", "tokens/s", "success", "spread"), rows
+def _others(law: Mapping[str, Any]) -> Sequence[str]:
+    return (
+        f"{law['tpot_ms'].get('mean', 0):.1f}",
+        _seconds(law["e2e_ms"].get("mean", 0)),
+        f"{law['output_tokens_per_s']:,.0f}",
+        f"{law['success']:.2%}",
+        *(f"{law[key]:,.0f}" for key in ("retries", "refused", "preemptions", "pushes")),
+        f"{law['utilisation_spread']:.2f}",
+    )
 
 
-def _engine_rows(report: Mapping[str, Any]) -> tuple[Sequence[str], Rows]:
-    kind_of = report["kinds"]
+def _engine_columns(kind_of: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    """The engines that are shown together, by heading."""
+    if len(kind_of) <= _MOST_COLUMNS:
+        return {name: [name] for name in kind_of}
     groups = {kind: [name for name in kind_of if kind_of[name] == kind] for kind in dict.fromkeys(kind_of.values())}
-    rows = {}
-    for name, law in report["laws"].items():
-        answered = sum(law["share"].values()) or 1
-        rows[name] = (
-            *(
-                f"{100 * sum(law['share'][one] for one in members) / answered:.1f} / "
-                f"{100 * fmean(law['utilisation'][one] for one in members):.0f}"
-                for members in groups.values()
-            ),
-            *(f"{law[key]:,.0f}" for key in ("retries", "refused", "preemptions", "pushes")),
-        )
-    headings = (f"{len(members)} {kind}" for kind, members in groups.items())
-    return (*headings, "retries", "refused", "preempted", "pushes"), rows
+    return {f"{len(members)} {kind}": members for kind, members in groups.items()}
+
+
+def _engines(law: Mapping[str, Any], members: Sequence[str]) -> str:
+    answered = sum(law["share"].values()) or 1
+    share = sum(law["share"][name] for name in members) / answered
+    used = [100 * law["utilisation"][name] for name in members]
+    spread = f" ±{pstdev(used):.0f}" if len(used) > 1 else ""
+    return f"{100 * share:.1f} / {fmean(used):.0f}{spread}"
 
 
 def _seconds(milliseconds: float) -> str:

@@ -77,6 +77,26 @@ class Conduct:
     in `departed` unless they are tried anew. What shaping and the law must know is told to `tell`.
     """
 
+    __slots__ = (
+        "_born_at",
+        "_coverage",
+        "_departed",
+        "_endpoint",
+        "_held",
+        "_joinable",
+        "_marks_ends",
+        "_pace",
+        "_prompts",
+        "_silence",
+        "_tell",
+        "_unsettled",
+        "errors",
+        "failures_in_row",
+        "ledger",
+        "liveness",
+        "ttft",
+    )
+
     def __init__(
         self,
         endpoint: EndpointId,

@@ -11,6 +11,8 @@ Event = FirstToken | Rejected | StreamRead
 class Held:
     """A bounded place to wait for a start."""
 
+    __slots__ = ("_by_request", "_line")
+
     def __init__(self) -> None:
         self._by_request: dict[str, list[Event]] = {}
         self._line: list[tuple[float, Event]] = []  # seldom more than a few: an empty deque is larger

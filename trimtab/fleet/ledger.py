@@ -66,6 +66,18 @@ class Ledger:
     Every time that is taken in is the observation's own; `now` is when it arrived.
     """
 
+    __slots__ = (
+        "_born_at",
+        "_by_request",
+        "_ended",
+        "_horizon",
+        "_leases",
+        "_others",
+        "_streams",
+        "outstanding_prompt_bytes",
+        "prompt_bytes_sent",
+    )
+
     def __init__(self, born_at: float) -> None:
         self._born_at = born_at
         self._by_request: dict[str, list[Attempt]] = {}

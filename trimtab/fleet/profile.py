@@ -40,6 +40,22 @@ class Profile:
     shaping and for laws goes to `tell`.
     """
 
+    __slots__ = (
+        "_born_at",
+        "_differences",
+        "_lease_difference",
+        "_progress",
+        "_prompts",
+        "_queried",
+        "_readings",
+        "_tell",
+        "_token_ratio",
+        "conduct",
+        "id",
+        "pace",
+        "spec",
+    )
+
     def __init__(
         self,
         id: EndpointId,

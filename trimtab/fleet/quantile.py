@@ -1,6 +1,8 @@
 """A quantile of the last minute in constant memory."""
 
 from array import array
+from itertools import accumulate, chain
+from math import fsum
 
 from fastdigest import TDigest, merge_all
 
@@ -27,7 +29,7 @@ class SlidingQuantile:
         self._q = q
         self._slot_s = span_s / _SLOTS
         self._slot = -1  # the number of the newest
-        self._fresh = array("d")  # samples of that slot that are in no digest yet
+        self._fresh = array("f")  # samples of that slot that are in no digest yet
         self._digests: list[tuple[int, array[float]]] = []  # a slot's number and its digest, at most one for each slot
         self._value: float | None = None
         self._value_at = 0.0
@@ -72,14 +74,23 @@ class SlidingQuantile:
         else:
             digest = TDigest(max_centroids=_CENTROIDS)
         digest.batch_update(self._fresh)
-        self._digests.append((self._slot, _packed(digest)))
-        self._fresh = array("d")
+        self._digests.append((self._slot, _packed(digest, self._q / 2)))
+        self._fresh = array("f")
 
 
-def _packed(digest: TDigest) -> "array[float]":
-    """Least, most, and each centroid's mean and weight, in the seven digits that a quantile has at best."""
-    numbers = [number for mean_and_weight in digest.centroids for number in mean_and_weight]
-    return array("f", (digest.min(), digest.max(), *numbers))
+def _packed(digest: TDigest, below: float) -> "array[float]":
+    """Least, most, and each centroid's mean and weight, in the seven digits that a quantile has at best.
+
+    Centroids that lie wholly below the rank `below` become one: nobody asks for what is between them.
+    """
+    centroids = digest.centroids
+    ranks = accumulate(weight for _, weight in centroids)
+    low = sum(rank < below * digest.n_values for rank in ranks)
+    kept = centroids[low:]
+    if low:
+        weight = fsum(weight for _, weight in centroids[:low])
+        kept = [(fsum(mean * weight for mean, weight in centroids[:low]) / weight, weight), *kept]
+    return array("f", [digest.min(), digest.max(), *chain.from_iterable(kept)])
 
 
 def _unpacked(packed: "array[float]") -> TDigest:

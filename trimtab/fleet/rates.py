@@ -44,10 +44,11 @@ class _Packed:
 
     def __init__(self, signals: Signals) -> None:
         counters = (signals.generated_tokens, signals.prompt_tokens, signals.prefix_queries, signals.prefix_hits)
-        self._numbers = array("d", [nan if value is None else value for value in counters])
+        numbers = [nan if value is None else value for value in counters]
         # Bounds are shared by all readings of an engine.
-        self._ttft = self._put(signals.ttft)
-        self._inter_token = self._put(signals.inter_token)
+        self._ttft = _put(signals.ttft, numbers)
+        self._inter_token = _put(signals.inter_token, numbers)
+        self._numbers = array("d", numbers)  # at once: an array that grows keeps room for more
 
     @property
     def generated_tokens(self) -> float | None:
@@ -79,16 +80,16 @@ class _Packed:
         value = self._numbers[number]
         return None if isnan(value) else value
 
-    def _put(self, histogram: Histogram | None) -> tuple[float, ...] | None:
-        if histogram is None:
-            return None
-        self._numbers.extend(histogram.counts)
-        self._numbers.append(histogram.total)
-        return histogram.bounds
-
     def _histogram(self, at: int, bounds: tuple[float, ...]) -> Histogram:
         *counts, total = self._numbers[at : at + len(bounds) + 1]
         return Histogram(bounds, tuple(counts), total)
+
+
+def _put(histogram: Histogram | None, numbers: list[float]) -> tuple[float, ...] | None:
+    if histogram is None:
+        return None
+    numbers += (*histogram.counts, histogram.total)
+    return histogram.bounds
 
 
 _NOTHING = _Packed(Signals())

@@ -1,6 +1,6 @@
 """What an engine says of itself, and what its numbers say of a restart."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from math import inf, isfinite
@@ -111,6 +111,27 @@ class ReadingsView:
     unknown: Mapping[str, str] = field(default_factory=dict)  # of each other signal, why it is not known
 
 
+class _Origins(Mapping[str, Origin]):
+    """Where the signals of a reading were read, put together when asked for: there are a dozen, and few ask."""
+
+    __slots__ = ("_read", "_said")
+
+    def __init__(self, read: SignalsRead, said: tuple[str, ...]) -> None:
+        self._read = read
+        self._said = said
+
+    def __getitem__(self, signal: str) -> Origin:
+        if signal not in self._said:
+            raise KeyError(signal)
+        return Origin(self._read.source, self._read.origins.get(signal, ""), self._read.at)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._said)
+
+    def __len__(self) -> int:
+        return len(self._said)
+
+
 class _Source:
     """The latest readings of one source."""
 
@@ -144,9 +165,7 @@ class _Source:
         """What the last good reading says, without regard to its age."""
         if self.read is None:
             return ReadingsView()
-        read = self.read
-        origins = {name: Origin(read.source, read.origins.get(name, ""), read.at) for name in self.said}
-        return ReadingsView(read.signals, self.rates, origins, read.unknown)
+        return ReadingsView(self.read.signals, self.rates, _Origins(self.read, self.said), self.read.unknown)
 
     def why_unknown(self, signal: str, fresh: bool) -> str:
         """Why a signal is not known from here; empty if it was never meant to be."""
@@ -177,7 +196,7 @@ class Readings:
 
     def recall(self, **known: float | None) -> None:
         """Begin with what earlier readings of the engine's own metrics told of restarts."""
-        source = self._sources.setdefault(SCRAPE, _Source())
+        source = self._source(SCRAPE)
         source.known |= {name: (value, None) for name, value in known.items() if value is not None}
 
     def is_news(self, read: SignalsRead) -> bool:
@@ -214,7 +233,7 @@ class Readings:
 
     def take(self, at: float, read: SignalsRead) -> None:
         """Take in a reading of `at`. A failed one leaves the last good one."""
-        self._sources.setdefault(read.source, _Source()).take(at, read)
+        self._source(read.source).take(at, read)
         self._view_of = None
 
     def tokens_per_s_held(self, source: str) -> float | None:
@@ -234,6 +253,11 @@ class Readings:
         if self._view_of != fresh:
             self._view, self._view_of = self._seen_by(fresh), fresh
         return self._view
+
+    def _source(self, name: str) -> _Source:
+        if (source := self._sources.get(name)) is None:
+            source = self._sources[name] = _Source()
+        return source
 
     def _seen_by(self, fresh: tuple[str, ...]) -> ReadingsView:
         seen = [source for name in fresh if (source := self._sources[name]).read is not None]

@@ -28,6 +28,7 @@ from trimtab.policy.prometheus import Prometheus
 from trimtab.policy.trust import trust_flaws
 from trimtab.policy.types import FilePath, MetricText, Port, text_schema
 from trimtab.policy.words import quoted, shown
+from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring import ScoringPolicy, default_scoring, make_law
 from trimtab.strict import Flaw, Strict
 
@@ -564,7 +565,7 @@ class Pool(Strict):
         "for all.",
     )
     class_bytes_per_token: Annotated[float, Field(ge=1, le=100)] = Field(
-        4, description="Bytes of a request's body that count as one token where its class is chosen."
+        BYTES_PER_TOKEN, description="Bytes of a request's body that count as one token where its class is chosen."
     )
     interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(100, description="How often weights are computed.")
     shaping: Shaping = Field(default_factory=Shaping)

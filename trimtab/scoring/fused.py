@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trimtab.fleet.averages import FadingPeak, FadingShare
 from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.law import Law, Need, Score
 from trimtab.scoring.numbers import Positive, Share, sum_to_one
 from trimtab.scoring.points import by_capacity, part, points_lost
@@ -36,7 +37,7 @@ class FusedPolicy(Strict):
     ttft_max_ms: Positive = Field(2000, description="A TTFT that loses all its points.")
     length_max_tokens: Positive = Field(4096, description="A mean prompt that loses all its points.")
     bytes_per_token: Positive = Field(
-        4, description="Bytes of a request's body for each prompt token, until it is learned."
+        BYTES_PER_TOKEN, description="Bytes of a request's body for each prompt token, until it is learned."
     )
     sla_ttft_ms: Positive = Field(2000, description="A first token that is later violates the SLA.")
     sla_violations: Share = Field(

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trimtab.fleet.classes import class_of
 from trimtab.fleet.snapshot import ClassView, EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.cost_model import CostModel, is_memory
 from trimtab.scoring.law import Law, Need, Score
@@ -32,7 +33,7 @@ class PredictedTtftPolicy(Strict):
 
     law: Literal["predicted_ttft"] = Field(default="predicted_ttft", description="Names this law.")
     bytes_per_token: _Positive = Field(
-        default=4,
+        default=BYTES_PER_TOKEN,
         description="Bytes of a request's body for each prompt token, until what the engines count has shown it.",
     )
     peak_half_life_s: _Positive = Field(

@@ -64,6 +64,20 @@ class StandingMemory(BaseModel):
 class Standing:
     """Cool-down, drain, breaker, liveness, KV rule and ramp of an endpoint that comes in at `now` with a score."""
 
+    __slots__ = (
+        "_accused",
+        "_breaker",
+        "_cool_down",
+        "_leaving_until",
+        "_past",
+        "_signs",
+        "_why",
+        "leaned_on",
+        "liveness",
+        "ramp",
+        "was_full",
+    )
+
     def __init__(self, now: float, score: float) -> None:
         self.ramp = Ramp(now, score)
         self._cool_down = CoolDown()

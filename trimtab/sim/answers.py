@@ -81,7 +81,7 @@ class Answer(ABC):
     @property
     def output_tokens(self) -> int:
         """Generated tokens of all choices."""
-        return sum(self.generation.length(choice)[0] for choice in range(self.generation.n))
+        return sum(self.generation.length(choice)[0] for choice in range(self.generation.sampling.branches))
 
     def usage(self) -> dict[str, Any]:
         """Token counts as OpenAI names them."""
@@ -96,7 +96,7 @@ class _OpenAIAnswer(Answer):
         super().__init__(generation, model)
         self._head = self._dump_head(self.stream_object)
         # The events of tokens in the middle differ in their text alone.
-        self._around = [self._split(choice) for choice in range(generation.n)]
+        self._around = [self._split(choice) for choice in range(generation.sampling.branches)]
 
     def _dump_head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

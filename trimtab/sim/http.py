@@ -157,8 +157,9 @@ class EngineServer:
             for sequence in sequences:
                 self.engine.cancel(sequence)
         attempt.end("complete")
-        self.engine.metrics.observe("vllm:request_params_n", generation.n)
-        self.engine.metrics.observe("vllm:request_params_max_tokens", generation.max_tokens)
+        self.engine.metrics.observe("vllm:request_params_n", generation.sampling.branches)
+        if generation.sampling.max_tokens is not None:
+            self.engine.metrics.observe("vllm:request_params_max_tokens", generation.sampling.max_tokens)
         return response
 
     async def _stream(

@@ -44,7 +44,7 @@ class Reply:
         self.answer = answer
         self.attempt = attempt
         self.done = asyncio.Event()
-        self.choices = [Choice(self, index) for index in range(answer.generation.n)]
+        self.choices = [Choice(self, index) for index in range(answer.generation.sampling.branches)]
         self._unfinished = len(self.choices)
 
     def progress(self, choice: Choice) -> None:

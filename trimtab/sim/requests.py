@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from trimtab.request_cost import Sampling
 from trimtab.sim import words
 from trimtab.sim.kinds import EngineKind
 
@@ -66,13 +67,10 @@ class Generation:
 
     prompt: str
     prompt_tokens: int
-    max_tokens: int
-    min_tokens: int
-    n: int
+    sampling: Sampling
     user: str
     stream: bool
     include_usage: bool
-    ignore_eos: bool
 
     def key(self, choice: int) -> str:
         """The word of a choice's tokens."""
@@ -80,10 +78,8 @@ class Generation:
 
     def length(self, choice: int) -> tuple[int, FinishReason]:
         """Tokens of a choice, and why there are no more."""
-        if self.ignore_eos:
-            return self.max_tokens, "length"
-        natural = max(self.min_tokens, words.natural_length(self.key(choice)))
-        return (natural, "stop") if natural < self.max_tokens else (self.max_tokens, "length")
+        tokens = int(self.sampling.expected_tokens(words.natural_length(self.key(choice))))
+        return tokens, "length" if tokens == self.sampling.max_tokens else "stop"
 
 
 def parse_json(body: bytes, content_type: str) -> dict[str, Any]:
@@ -158,13 +154,15 @@ def parse(form: Form, body: Body, model: str, kind: EngineKind) -> Generation:
     return Generation(
         prompt=prompt,
         prompt_tokens=prompt_tokens,
-        max_tokens=max_tokens,
-        min_tokens=_integer(body, ("min_tokens",), default=0, least=0),
-        n=_integer(body, ("n",), default=1, least=1, most=_MAX_CHOICES) if form.has_choices else 1,
+        sampling=Sampling(
+            max_tokens=max_tokens,
+            min_tokens=_integer(body, ("min_tokens",), default=0, least=0),
+            n=_integer(body, ("n",), default=1, least=1, most=_MAX_CHOICES) if form.has_choices else 1,
+            ignore_eos=body.get("ignore_eos") is True,
+        ),
         user=str(body.get("user") or ""),
         stream=body.get("stream") is True,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        ignore_eos=body.get("ignore_eos") is True,
     )
 
 

@@ -7,14 +7,14 @@ that names the request it belongs to and its own position, so a mixed, torn or r
 import zlib
 
 from trimtab import request_cost
+from trimtab.request_cost import BYTES_PER_TOKEN
 
-BYTES_PER_TOKEN = 4
 _FILLER = "the quick brown fox jumps over the lazy dog and "
 
 
 def prompt_tokens(prompt: str) -> int:
     """Tokens of a prompt; an empty one counts as one token."""
-    return request_cost.prompt_tokens(len(_bytes(prompt)), BYTES_PER_TOKEN)
+    return request_cost.prompt_tokens(len(_bytes(prompt)))
 
 
 def make_prompt(tokens: int, salt: str) -> str:

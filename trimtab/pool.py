@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trimtab.fleet.conduct import MEMORY_S, Evidence
 from trimtab.fleet.fleet import Fleet
-from trimtab.fleet.liveness import Patience
+from trimtab.fleet.life import Patience
 from trimtab.fleet.observation import Observation
 from trimtab.fleet.profile import ProfileMemory
 from trimtab.fleet.queried import NOTHING_ASKED, Trust

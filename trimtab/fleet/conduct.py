@@ -17,7 +17,7 @@ from trimtab.fleet.judgement import (
     judge_verdict,
 )
 from trimtab.fleet.ledger import Ledger
-from trimtab.fleet.liveness import Liveness, Patience
+from trimtab.fleet.life import Life, Patience
 from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome, Probed, Rejected, StreamRead
 from trimtab.fleet.pace import Pace
 from trimtab.fleet.signs import Sign, Suspected
@@ -121,7 +121,7 @@ class Conduct:
         self._unsettled: list[tuple[float, Attempt]] = []  # ended, and something may still come
         self._silence = Silence()
         self._marks_ends = False  # a stream of it was seen to end as its protocol says
-        self.liveness = Liveness()
+        self.life = Life()
         self.ledger = Ledger(born_at)
         self.ttft = Ewma(ttft_alpha, MEMORY_S)
         self.errors = FadingShare(ERROR_HALF_LIFE_S)
@@ -141,7 +141,7 @@ class Conduct:
     def doubt(self) -> None:
         """Tokens may have gone unseen: no stream that runs already shows silence by waiting."""
         self.ledger.doubt(self._coverage.missed_until)
-        self.liveness.unwatched()
+        self.life.unwatched()
 
     def heard(self, now: float, event: Event) -> None:
         """Take in what was heard of an attempt, and hold it while neither a start nor an end is known."""
@@ -191,18 +191,18 @@ class Conduct:
 
     def suspect(self, now: float, patience: Patience, usual_ttft_s: float | None, usual_answer_s: float | None) -> None:
         """Tell if it keeps all who wait for it waiting for far too long. None: what is usual is not known."""
-        since = self.liveness.told_at
+        since = self.life.told_at
         if usual_ttft_s is not None:
             stream = self.ledger.waiting_stream(since, self._coverage.silent_rank(now))
             if stream is not None:
-                waited_since = self.liveness.waited_since(stream.started_at)
+                waited_since = self.life.waited_since(stream.started_at)
                 self._suspect_silence(now, patience, waited_since, usual_ttft_s * self._size(now, stream), "token")
         if usual_answer_s is not None:
             # An answer of the time when the observers were away may have come unseen.
             answer = self.ledger.waiting_answer(max(since, self._coverage.missed_until))
             if answer is not None:
                 self._suspect_silence(now, patience, answer.started_at, usual_answer_s, "answer")
-        stalled_s = self.liveness.stalled_for(now)
+        stalled_s = self.life.stalled_for(now)
         if stalled_s > patience.stalled_after_s:
             self._suspect(now, Sign.STALLED, f"nothing more of its streams for {stalled_s:.1f} s")
 
@@ -262,7 +262,7 @@ class Conduct:
         self._served(attempt)
         self.ledger.spoke(attempt, all_watched=self._coverage.silent_rank(now) == 0)
         self._silence.spoke(attempt.ended.at if attempt.ended else token_at)
-        self.liveness.alive(token_at)
+        self.life.alive(token_at)
         self._tell(Spoke(self._endpoint, token_at, attempt.started_at))
         if self._coverage.missed(attempt.started_at):
             return
@@ -292,8 +292,8 @@ class Conduct:
         overlooked = self._coverage.missed(attempt.started_at) or self._coverage.silent_rank(now) > 0
         if (attempt.streamed or ended.streamed) and not (overlooked and ended.first_byte_s is not None):
             self._silence.gave_up(min(now, ended.at), max(0.0, ended.at - attempt.started_at))
-            if not overlooked and attempt.started_at > self.liveness.told_at:
-                self.liveness.gave_up(attempt.started_at, min(now, ended.at))
+            if not overlooked and attempt.started_at > self.life.told_at:
+                self.life.gave_up(attempt.started_at, min(now, ended.at))
 
     def _close(self, now: float, attempt: Attempt) -> None:
         """Nothing more is awaited of an ended attempt: take it as it is."""
@@ -353,20 +353,20 @@ class Conduct:
         self._tell(Judged(self._endpoint, at, started_at, judgement, retry_after_s, why, generated, sign))
 
     def _note_life(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
-        self.liveness.reads(attempt, goes_on=False)
+        self.life.reads(attempt, goes_on=False)
         if attempt.judgement is not Judgement.SUCCESS or not _took_the_model(attempt):
             return
         at = min(now, ended.at)
         if ended.streamed:
-            self.liveness.alive(at)
+            self.life.alive(at)
         else:
-            self.liveness.answered(at, max(0.0, ended.at - attempt.started_at))
+            self.life.answered(at, max(0.0, ended.at - attempt.started_at))
 
     def _read(self, attempt: Attempt, event: StreamRead) -> None:
         self._marks_ends = self._marks_ends or event.finished
-        self.liveness.reads(attempt, goes_on=not (event.finished or event.cut_short or event.verdict))
+        self.life.reads(attempt, goes_on=not (event.finished or event.cut_short or event.verdict))
         if event.gaps_s:
-            self.liveness.alive(event.at)
+            self.life.alive(event.at)
 
     def _size(self, now: float, attempt: Attempt) -> float:
         """How many times a usual prompt an attempt has, 1 at least: longer ones take longer."""
@@ -374,13 +374,13 @@ class Conduct:
         return max(1.0, attempt.prompt_bytes / usual) if usual and attempt.prompt_bytes else 1.0
 
     def _suspect_silence(self, now: float, patience: Patience, since: float, usual_s: float, what: str) -> None:
-        silent_s = self.liveness.silent_for(now, since)
+        silent_s = self.life.silent_for(now, since)
         if silent_s > max(patience.silent_after_s, patience.silent_factor * usual_s):
             self._suspect(now, Sign.SILENT, f"no {what} for {silent_s:.1f} s, where {usual_s:.1f} s is slow")
 
     def _suspect(self, now: float, sign: Sign, why: str) -> None:
-        self._tell(Suspected(self._endpoint, now, self.liveness.told_at, sign, why))
-        self.liveness.told(now)
+        self._tell(Suspected(self._endpoint, now, self.life.told_at, sign, why))
+        self.life.told(now)
 
 
 def _verdict(rejected: Rejected) -> Judgement:

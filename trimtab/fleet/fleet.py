@@ -9,7 +9,7 @@ from types import MappingProxyType
 from trimtab.fleet.classes import Classes
 from trimtab.fleet.conduct import Evidence
 from trimtab.fleet.coverage import Coverage
-from trimtab.fleet.liveness import Patience
+from trimtab.fleet.life import Patience
 from trimtab.fleet.load import LoadReports
 from trimtab.fleet.observation import (
     AttemptEnded,
@@ -149,7 +149,7 @@ class Fleet:
             profile.settle(now, moments)
         # What is not known of an endpoint itself is taken from the slowest of the others.
         ttfts_s = [profile.usual_ttft_s(now) for profile in profiles]
-        answers_s = [profile.conduct.liveness.usual_answer_s(now) for profile in profiles]
+        answers_s = [profile.conduct.life.usual_answer_s(now) for profile in profiles]
         slowest_ttft_s = max((ttft_s for ttft_s in ttfts_s if ttft_s is not None), default=None)
         slowest_answer_s = max((answer_s for answer_s in answers_s if answer_s is not None), default=None)
         for profile, ttft_s, answer_s in zip(profiles, ttfts_s, answers_s, strict=True):

@@ -23,7 +23,7 @@ class Patience:
     stalled_after_s: float  # of streams that have begun
 
 
-class Liveness:
+class Life:
     """One incarnation's signs of life.
 
     Only what takes the model to make is one: tokens, whole answers, a counter of tokens that moves. Headers, pings,

@@ -58,5 +58,14 @@ def test_the_share_is_that_of_one_request_of_an_interval(requests: int, share: f
     assert trials.choose(400.0, views(sent=requests), HALF_OPEN)[A] == pytest.approx(0.4)
 
 
+def test_what_must_have_been_sent_is_waited_for_although_it_is_not_seen() -> None:
+    """As to an address that answers no connection: each request that goes there costs a client the time-out."""
+    trials = Trials()
+    on_trial = [bool(trials.choose(0.1 * step, views(sent=2 * step), frozenset({A}))) for step in range(30)]
+    first = on_trial.index(True)
+    assert 2 <= on_trial[first:].index(False) <= 3
+    assert 0.2 <= sum(on_trial) / len(on_trial) <= 0.3
+
+
 def test_nothing_half_open_nothing_tried() -> None:
     assert Trials().choose(0.0, views(), frozenset()) == {}

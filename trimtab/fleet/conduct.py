@@ -93,7 +93,7 @@ class Conduct:
         "errors",
         "failures_in_row",
         "ledger",
-        "liveness",
+        "life",
         "ttft",
     )
 

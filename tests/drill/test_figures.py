@@ -4,6 +4,7 @@ import pytest
 
 from trimtab.cli.drill.drills import DRILLS, Bounds, Drill, in_order
 from trimtab.cli.drill.figures import Figures, Sample, Times, figures
+from trimtab.cli.drill.show import HEADINGS, markdown, rows
 from trimtab.sim.client import Outcome, Result
 from trimtab.sim.trace import Request
 
@@ -99,6 +100,13 @@ def test_a_stampede_is_in_fair_shares() -> None:
 
 def test_an_unknown_figure_does_not_keep_its_bound() -> None:
     assert of(seen=samples([(0, 4)])).missed(Bounds(drain_s=5)) == ["drain_s is unknown, at most 5 promised"]
+
+
+def test_the_table_has_a_heading_for_each_column() -> None:
+    found = {"slow": of()}
+    (row,) = rows(found)
+    assert len(row) == len(HEADINGS)
+    assert markdown(found).splitlines()[1].count("|") - 1 == len(HEADINGS)
 
 
 def test_drills_are_named() -> None:

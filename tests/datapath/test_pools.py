@@ -301,6 +301,6 @@ async def test_a_pool_is_drilled_without_its_engines_and_the_other_pool(rig: Rig
     await rig.control_plane.set(before)
     assert (refused.status, refused.headers["x-trimtab-reason"], other.status) == (529, "drill", 200)
     assert json.loads(refused.body)["error"]["message"].startswith("The gateway is being drilled")
-    assert refused.first_byte_at - refused.sent_at >= 0.3
+    assert refused.first_byte_at - refused.sent_at >= 0.29
     assert len(rig.engines[1].calls) == calls
     assert (await rig.chat(model="qwen")).status == 200

@@ -85,6 +85,8 @@ async def test_a_stopped_worker(tmp_path: Path) -> None:
             async with asyncio.timeout(10):
                 while await trimtab.metric("trimtab_probes_total", endpoint=hung, result="token") < 1:
                     await asyncio.sleep(0.05)
+                while (await trimtab.endpoints())[hung]["signals_age_s"] is None:
+                    await asyncio.sleep(0.05)
             worker.send(signal.SIGSTOP)
             assert await becomes("down", 10) < 2 * INTERVAL_S + 1, "the second is for a busy machine"
             row = (await trimtab.endpoints())[hung]

@@ -327,10 +327,11 @@ async def test_a_held_attempt_that_envoy_gives_up_is_counted_and_leaves_nothing(
         watcher, gate = to.open("watch-gated"), to.open("gate")
         await watcher.write(headers(200, **SSE))
         await gate.write(headers(200, **SSE))
-        await until(lambda: to.service.counters.watched)
+        # Both are here when nothing waits for its counterpart any more.
+        await until(lambda: to.service.counters.watched and not to.service._meetings._waiting)
         gate.cancel()
-        watcher.cancel()
         await until(lambda: to.service.counters.gated["gone"])
+        watcher.cancel()
         assert to.service.counters.faults == 0
 
 

@@ -130,7 +130,7 @@ async def test_a_stopped_observer_delays_no_stream(tmp_path: Path) -> None:
         results = load.result()
         told = [attempt for number in range(3) for attempt in await engines.attempts(number)]
     assert failures(results) == []
-    refused = {attempt["prompt_tokens"] for attempt in told if attempt["status"] == 429}
+    refused = {attempt["prompt_tokens"] for attempt in told if attempt["status"] == 503}
     assert refused
     own = {
         attempt["prompt_tokens"]: attempt["first_token_at"] - attempt["arrived_at"]

@@ -147,10 +147,10 @@ async def test_a_stopped_observer_delays_no_stream(tmp_path: Path) -> None:
 
     control = delays(0, stop_at, retried=False)
     stopped = delays(stop_at, resume_at, retried=False)
-    assert stopped[-1] <= control[-1] + 0.05, (control[-3:], stopped[-3:])
+    assert stopped[-1] <= control[-1] + 0.1, (control[-3:], stopped[-3:])
     back_off_s = plane.policy.pools[0].retries.back_off_base_ms / 1000
     late = delays(stop_at, resume_at, retried=True)
-    assert late[-1] <= control[-1] + 0.05 + 2 * (reject_timeout_s + back_off_s), late[-3:]
+    assert late[-1] <= control[-1] + 0.1 + 2 * (reject_timeout_s + back_off_s), late[-3:]
 
 
 def delay(result: Result, own: dict[int, float]) -> float:

@@ -14,7 +14,7 @@ from tests.system.stack import Engines, Trimtab, on_free_ports, running
 from trimtab.sim.client import replay
 from trimtab.sim.trace import Request
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 
 def policy(section: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ async def test_an_error_in_place_of_the_first_token_reaches_no_client() -> None:
     assert seen.attempts < 1.3
 
 
+@pytest.mark.soak
 async def test_a_killed_engine_breaks_what_it_has_and_no_more() -> None:
     seen = await run_one(replace(DRILLS["refuse"], for_s=3, after_s=3), seed=0)
     assert seen.lost == 0

@@ -9,19 +9,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from ext_proc.access_log import AccessLogService
 from ext_proc.service import ExtProcService
+from trimtab.grpc_health import add_health
 
 _MIB = 1 << 20
-
-
-def _health() -> grpc.GenericRpcHandler:
-    """gRPC's health service, which Envoy asks whether to send here. What answers at all is well."""
-    serving = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
-
-    async def check(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        return serving
-
-    methods = {"Check": grpc.unary_unary_rpc_method_handler(check)}
-    return grpc.method_handlers_generic_handler("grpc.health.v1.Health", methods)
 
 
 @asynccontextmanager
@@ -50,7 +40,7 @@ async def serve_ext_proc(
             ("grpc.http2.max_ping_strikes", 0),
         ]
     )
-    server.add_generic_rpc_handlers([_health()])
+    add_health(server, lambda: True)  # what answers at all is well
     external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(ext_proc, server)
     als_pb2_grpc.add_AccessLogServiceServicer_to_server(access_log, server)
     port = server.add_insecure_port(address)

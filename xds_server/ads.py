@@ -10,8 +10,8 @@ from typing import Any
 import grpc.aio
 from envoy.service.discovery.v3 import ads_pb2_grpc
 
+from trimtab.grpc_health import add_health
 from xds_server.events import XdsEvents
-from xds_server.health import add_health
 from xds_server.nack import one_line
 from xds_server.replica import USER_AGENT
 from xds_server.snapshot import SnapshotCache, TypeUrl

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.harness import free_port
 from trimtab.cli.child import tied
+from trimtab.cli.local_stack import on_free_ports
 
 
 class Process:
@@ -161,22 +161,6 @@ class Trimtab(Process):
                 return answer.status == 200
         except (aiohttp.ClientError, OSError):
             return False
-
-
-def on_free_ports() -> dict[str, Any]:
-    """The head of a policy: every port free, and nothing kept over a restart."""
-    listen, xds, ext_proc, admin, envoy_admin = (free_port() for _ in range(5))
-    return {
-        "version": 1,
-        "listen": {"port": listen},
-        "services": {
-            "xds": f"127.0.0.1:{xds}",
-            "ext_proc": f"127.0.0.1:{ext_proc}",
-            "admin": f"127.0.0.1:{admin}",
-            "envoy_admin": f"127.0.0.1:{envoy_admin}",
-        },
-        "state_file": None,
-    }
 
 
 def policy_for(engines: Engines, *, capacities: Sequence[float | None] = (), **pool: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 
 from tests.system.load import failures, steady
-from tests.system.stack import Engines, Trimtab, on_free_ports, running
+from tests.system.stack import Engines, Trimtab, running
+from trimtab.cli.local_stack import on_free_ports
 from trimtab.sim.client import replay
 
 pytestmark = pytest.mark.integration

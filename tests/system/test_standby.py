@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 
 from tests.harness import Body, EnvoyProcess, engines, error, free_port, until
-from tests.system.stack import Trimtab, on_free_ports, running
+from tests.system.stack import Trimtab, running
+from trimtab.cli.local_stack import on_free_ports
 from trimtab.policy import load_policy
 from xds_server.bootstrap import render_bootstrap
 

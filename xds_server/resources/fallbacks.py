@@ -28,10 +28,10 @@ from envoy_data_plane.envoy.config.route.v3 import (
     WeightedClusterClusterWeight,
 )
 from envoy_data_plane.envoy.type.matcher.v3 import MetadataMatcher
-from envoy_data_plane.envoy.type.v3 import FractionalPercent, FractionalPercentDenominatorType
 
 from trimtab.policy.model import Fallback, Pool, split_host_port
 from xds_server.resources.local_replies import REASON_HEADER
+from xds_server.resources.observers import fraction
 
 FALLBACK_HEADER = "x-trimtab-fallback"
 
@@ -79,13 +79,12 @@ def answer_route(pool: Pool, conditions: list[MetadataMatcher]) -> Iterator[Rout
     """The route of the static answer, if there is one. It stands before the pool's others."""
     for fallback in pool.fallbacks:
         if (answer := fallback.answer) is not None:
-            none = FractionalPercent(numerator=0, denominator=FractionalPercentDenominatorType.TEN_THOUSAND)
             yield Route(
                 name="fallback-answer",
                 match=RouteMatch(
                     prefix="/",
                     dynamic_metadata=conditions,
-                    runtime_fraction=RuntimeFractionalPercent(default_value=none, runtime_key=_answer_key(pool)),
+                    runtime_fraction=RuntimeFractionalPercent(default_value=fraction(0), runtime_key=_answer_key(pool)),
                 ),
                 direct_response=DirectResponseAction(
                     status=answer.status,

@@ -17,6 +17,7 @@ from trimtab.cli.demo.plain_envoy import plain_bootstrap
 from trimtab.cli.envoy_process import EnvoyProcess
 from trimtab.cli.errors import PartFailedError
 from trimtab.cli.listening import free_port
+from trimtab.cli.local_stack import answers, on_free_ports
 from trimtab.envoy_binary import find_envoy
 from trimtab.policy.model import Retries
 from trimtab.sim.client import Result
@@ -113,7 +114,7 @@ def _trimtab(name: str, law: str) -> ArmFactory:
             async with aiohttp.ClientSession() as session:
                 try:
                     async with asyncio.timeout(_START_S):
-                        while not await _answers(session, f"{arm.url}/v1/models"):
+                        while not await answers(session, f"{arm.url}/v1/models"):
                             if process.returncode is not None:
                                 raise PartFailedError(f"trimtab ended at its start:\n{log.read_text()}")
                             await asyncio.sleep(0.1)
@@ -139,15 +140,8 @@ ARMS: Mapping[str, ArmFactory] = {
 
 def demo_policy(engines: Sequence[EngineAddress], law: str) -> dict[str, Any]:
     """The policy of Trimtab's arms, as it would stand in YAML."""
-    listen, *services, envoy_admin = [free_port() for _ in range(5)]
     return {
-        "version": 1,
-        "listen": {"port": listen},
-        "services": {
-            **dict(zip(("xds", "ext_proc", "admin"), (f"127.0.0.1:{port}" for port in services), strict=True)),
-            "envoy_admin": f"127.0.0.1:{envoy_admin}",
-        },
-        "state_file": None,
+        **on_free_ports(),
         "pools": [
             {
                 "name": "demo",
@@ -161,11 +155,3 @@ def demo_policy(engines: Sequence[EngineAddress], law: str) -> dict[str, Any]:
             }
         ],
     }
-
-
-async def _answers(session: aiohttp.ClientSession, url: str) -> bool:
-    try:
-        async with session.get(url) as answer:
-            return answer.status == 200
-    except (aiohttp.ClientError, OSError):
-        return False

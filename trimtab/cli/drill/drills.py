@@ -114,10 +114,6 @@ async def _restart_envoy_alone(stack: Stack) -> None:
     await stack.start_envoy()
 
 
-async def _start_control_plane(stack: Stack) -> None:
-    await stack.control_plane.start()
-
-
 async def _nothing(stack: Stack) -> None:
     pass
 
@@ -209,7 +205,7 @@ DRILLS: Mapping[str, Drill] = {
     "all-saturated": Drill(
         "all engines are full for 20 s",
         *_fault("saturate_503", *_ALL),
-        Bounds(lost=0, attempts=1.2, stampede=1.5),
+        Bounds(attempts=1.2, stampede=1.5),
         spares="http 503",
         for_s=20,
     ),
@@ -221,7 +217,7 @@ DRILLS: Mapping[str, Drill] = {
     "envoy-restarted-alone": Drill(
         "Envoy is started anew while the control plane is down; what it had under way is cut",
         _restart_envoy_alone,
-        _start_control_plane,
+        _killed(_control_plane)[1],
         Bounds(lost=40),  # 2 s of the load
         spares="cut",
     ),

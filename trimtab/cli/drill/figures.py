@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
 from trimtab.cli.drill.drills import Bounds, Drill
 from trimtab.cli.drill.stack import ENGINES
-from trimtab.sim.client import Result, error_name
+from trimtab.sim.client import Result, error_name, spread_of
 
 _STAMPEDE_S = 5.0
 _RETURN_WINDOW_S = 2.0
@@ -47,17 +47,9 @@ class Figures:
 
     def missed(self, bounds: Bounds) -> list[str]:
         """A line for each bound that was not kept."""
-        held = {
-            "lost": self.lost,
-            "added_ms": self.added_ms,
-            "drain_s": self.drain_s,
-            "return_s": self.return_s,
-            "attempts": self.attempts,
-            "stampede": self.stampede,
-        }
         missed = []
-        for name, value in held.items():
-            bound = getattr(bounds, name)
+        for name in (field.name for field in fields(bounds)):
+            value, bound = getattr(self, name), getattr(bounds, name)
             if bound is not None and (value is None or value > bound):
                 missed.append(f"{name} is {'unknown' if value is None else f'{value:.4g}'}, at most {bound:g} promised")
         return missed
@@ -83,14 +75,16 @@ def figures(
     hurt = [result for result in results if (result.ended_s or times.struck) >= times.struck]
     after = [result for result in hurt if result.request.arrival_s >= times.struck]
     bad = [error_name(result.outcome, result.status) for result in hurt if not result.succeeded]
-    added = sorted(1e3 * (result.ttft_s - median(calm)) for result in after if result.succeeded) or [0.0]
+    usual = median(calm or [0.0])
+    added = [max(0.0, 1e3 * (result.ttft_s - usual)) for result in after if result.succeeded] or [0.0]
+    spread = spread_of(added, "p99", "max")
     struck = {addresses[number] for number in drill.struck}
     return Figures(
         requests=len(hurt),
         lost=sum(name != drill.spares for name in bad),
         outcomes=Counter(bad),
-        added_ms=max(0.0, added[-1]),
-        added_p99_ms=max(0.0, added[int(0.99 * (len(added) - 1))]),
+        added_ms=spread["max"],
+        added_p99_ms=spread["p99"],
         drain_s=_drain_s(samples, struck, times),
         return_s=_return_s(samples, struck, times.healed),
         attempts=_attempts(samples, times, after),

@@ -17,6 +17,7 @@ from trimtab.cli.child import tied
 from trimtab.cli.envoy_process import EnvoyProcess
 from trimtab.cli.errors import PartFailedError
 from trimtab.cli.listening import free_port
+from trimtab.cli.local_stack import answers, on_free_ports
 from trimtab.envoy_binary import find_envoy
 from trimtab.policy import load_policy
 from xds_server.bootstrap import render_bootstrap
@@ -79,27 +80,20 @@ class Stack:
 
     def __init__(self, folder: Path, pool: Mapping[str, Any], session: aiohttp.ClientSession) -> None:
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(ENGINES)]
-        listen, xds, ext_proc, standby, admin, envoy_admin = (free_port() for _ in range(6))
         policy = {
-            "version": 1,
-            "listen": {"port": listen},
-            "services": {
-                "xds": f"127.0.0.1:{xds}",
-                "ext_proc": f"127.0.0.1:{ext_proc}",
-                "standby": f"127.0.0.1:{standby}",
-                "admin": f"127.0.0.1:{admin}",
-                "envoy_admin": f"127.0.0.1:{envoy_admin}",
-            },
+            **on_free_ports(),
             "state_file": str(folder / "state.json"),
             "pools": [
                 {**pool, "name": "drill", "models": ["*"], "endpoints": [{"address": a} for a in self.addresses]},
             ],
         }
-        self.url = f"http://127.0.0.1:{listen}"
-        self._listen = f"127.0.0.1:{listen}"
+        services = policy["services"]
+        services["standby"] = f"127.0.0.1:{free_port()}"
+        self._listen = f"127.0.0.1:{policy['listen']['port']}"
+        self.url = f"http://{self._listen}"
         self._session = session
-        self._envoy_admin = f"http://127.0.0.1:{envoy_admin}"
-        self._admin = f"http://127.0.0.1:{admin}"
+        self._envoy_admin = f"http://{services['envoy_admin']}"
+        self._admin = f"http://{services['admin']}"
         self._policy_file = folder / "policy.yaml"
         self._policy_file.write_text(json.dumps(policy, indent=1))  # JSON is YAML
         run = (sys.executable, "-m", "trimtab.cli")
@@ -194,7 +188,7 @@ class Stack:
         return {_address(host): _tried(host) for host in pool.get("host_statuses", [])}
 
     async def _until_answers(self, url: str) -> None:
-        await self._until(lambda: self._answers(url), f"{url} did not answer")
+        await self._until(lambda: answers(self._session, url), f"{url} did not answer")
 
     async def _until(self, holds: Callable[[], bool | Awaitable[bool]], what: str) -> None:
         try:
@@ -205,13 +199,6 @@ class Stack:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             raise PartFailedError(f"{what} within {_START_S:g} s") from None
-
-    async def _answers(self, url: str) -> bool:
-        try:
-            async with self._session.get(url) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, OSError):
-            return False
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""gRPC's health service, which Envoy asks where to go if it knows of a standby."""
+"""gRPC's health service, which Envoy asks whether, and where, to send."""
 
 from collections.abc import Callable
 

@@ -270,6 +270,7 @@ async def test_a_black_hole_never_blocks_the_event_loop(fleet: Fleet) -> None:
     assert sorted(stalls)[len(stalls) // 2] < 0.1
 
 
+@pytest.mark.alone  # it looks between two scrapes
 async def test_a_server_that_hangs_dies_and_comes_back(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "xds_server")
     server, address = fleet.server, fleet.captured.address

@@ -114,6 +114,7 @@ async def test_a_callers_quota_costs_an_endpoint_nothing(tmp_path: Path, engines
     assert after[engines.addresses[0]] >= 0.9 * before[engines.addresses[0]]
 
 
+@pytest.mark.soak  # shaping's own tests have it in virtual time
 async def test_engines_that_were_all_full_come_back_together(tmp_path: Path, engines: Engines) -> None:
     """The first whose cool-down ends must not get all the work: it would be full again, and so on in turn."""
     trimtab = Trimtab(tmp_path, "up", policy_for(engines))

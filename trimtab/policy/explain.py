@@ -131,7 +131,7 @@ def _unknown_key(key: str, section: Schema) -> str:
         law = next((here.law for here in sections() if here.schema == section), "")
         if law and (others := [f"law: {home.law}" for home in homes if home.law]):
             return f"unknown key of law: {law}; it goes with {' or '.join(others)}: choose that law, or remove it"
-        titles = dict.fromkeys(home.title for home in homes)
+        titles = dict.fromkeys(home.path if key == "law" else home.title for home in homes)
         return f"unknown key here: it belongs to {' or '.join(titles)}; move it there, or remove it"
     if likeness < _LIKE:
         return f"unknown key; the keys here are {', '.join(section['properties'])}"

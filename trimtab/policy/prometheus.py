@@ -128,7 +128,7 @@ class CustomSignal(Strict):
         "", description="Label matchers for `$select`, which every preset has. Empty takes all series."
     )
     join: Join | None = Field(None, description="How its series belong to endpoints; null: as the section says.")
-    unit: str = Field("", description="Shown beside the value. Empty takes the preset's own, if any.")
+    unit: str = Field("", description="Shown beside the value in reasons. Empty takes the preset's own, if any.")
     action: Literal["term", "drain", "no_long_prompts", "consolidate"] = Field(
         "term",
         description="term: a term of `blend` may read it, nothing else. drain: past the threshold the endpoint gets no "

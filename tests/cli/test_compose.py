@@ -64,7 +64,7 @@ def test_envoy_runs_the_bundled_bootstrap_with_the_policys_addresses(compose: di
 
 
 def test_what_is_published_is_listened_on(compose: dict[str, Any], policy: Policy) -> None:
-    published = dict(port.split(":") for port in compose["services"]["envoy"]["ports"])
+    published = dict(port.split(":")[-2:] for port in compose["services"]["envoy"]["ports"])
     admin_port = policy.services.admin.rpartition(":")[2]
     assert published.items() >= {(str(policy.listen.port), str(policy.listen.port)), (admin_port, admin_port)}
     assert policy.listen.address == "0.0.0.0"

@@ -105,7 +105,9 @@ async def test_a_static_answer_has_the_shape_of_the_api(rig: Rig, path: str) -> 
     assert answer.headers.getall("x-trimtab-reason") == ["fallback-answer"]
     said = json.loads(answer.body)
     assert said["error"]["message"] == 'The "big" model is 100% down.'
-    assert said.get("type") == ("error" if path == "/v1/messages" else None)
+    anthropic = path == "/v1/messages"
+    assert said.get("type") == ("error" if anthropic else None)
+    assert said["error"]["type"] == ("overloaded_error" if anthropic else "ServiceUnavailableError")
 
 
 async def test_a_split_is_kept(rig: Rig) -> None:

@@ -107,6 +107,7 @@ def local_reply_config() -> LocalReplyConfig:
                 kind=BAD_REQUEST,
                 anthropic_kind=ANTHROPIC_BAD_REQUEST,
             ),
+            *_mappers("gateway-fault", _status(_OP.EQ, 503), _PLAIN),  # a static answer has its own reason
             *_mappers(
                 "gateway-fault", _status(_OP.GE, 500), _PLAIN, kind="InternalServerError", anthropic_kind="api_error"
             ),

@@ -11,10 +11,11 @@ from typing import Final
 
 from envoy.config.core.v3.base_pb2 import HeaderValueOption
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from envoy.type.v3.http_status_pb2 import HttpStatus
 
 from ext_proc.error_body import read_error_body
 from ext_proc.watch import Attempt, Opening, OpeningKind
-from trimtab.datapath import RETRY_HEADER
+from trimtab.datapath import REASON_HEADER, RETRY_HEADER
 from trimtab.fleet.observation import Verdict
 
 # The two streams begin together. One that is alone for so long stays alone, and its answer passes.
@@ -23,7 +24,11 @@ _ALONE_S = 0.5
 GONE: Final = "gone"
 """In the place of an opening: Envoy gave the attempt up, at the deadline, for a faster one, or as the client left."""
 
+LATE: Final = "late"
+"""In the place of an opening: every attempt of the hedged request has had its time."""
+
 _UNREAD = Opening(OpeningKind.UNREAD)
+_TOO_LATE = b"The request took too long."
 _EMPTY = "The engine ended its answer before the first token."
 
 
@@ -89,6 +94,20 @@ class Refusal:
         )
         common.header_mutation.remove_headers.append("content-encoding")
         return pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=common))
+
+
+def too_late() -> pb.ProcessingResponse:
+    """Ends the request, with all its attempts, as a 504: while attempts run side by side Envoy itself ends none.
+
+    Unlike a refusal, which lasts until the engine has ended its answer; a silent one never does.
+    """
+    reason = pb.HeaderMutation()
+    option = reason.set_headers.add()
+    option.header.key, option.header.raw_value = REASON_HEADER, b"timeout"
+    status = HttpStatus(code=504)
+    return pb.ProcessingResponse(
+        immediate_response=pb.ImmediateResponse(status=status, headers=reason, body=_TOO_LATE, details="first_token")
+    )
 
 
 def mark(*, retry: bool) -> pb.ProcessingResponse:

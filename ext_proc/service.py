@@ -15,13 +15,13 @@ import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
-from ext_proc.gate import GONE, Meetings, Refusal, mark, settle
+from ext_proc.gate import GONE, LATE, Meetings, Refusal, mark, settle, too_late
 from ext_proc.quiet_log import QuietLog
 from ext_proc.request_clock import RequestClock
 from ext_proc.retries import RetryAdvice
 from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
-from trimtab.datapath import ROLE_HEADER, Role, hedged_from_ms, pool_of_cluster
+from trimtab.datapath import ROLE_HEADER, Hedge, Role, hedge_of_route, pool_of_cluster
 from trimtab.fleet.observation import Observation, Rejected, Verdict
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ExtProcCounters:
     read_whole: int = 0  # of these, the ones that were to be read to their end
     rejects: int = 0  # error answers
     faults: int = 0  # streams that could not be understood: a fault of ours
-    gated: Counter[str] = field(default_factory=Counter)  # answers that the gate has held, by opening or `GONE`
+    gated: Counter[str] = field(default_factory=Counter)  # answers that the gate has held, by opening, `GONE` or `LATE`
 
 
 class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
@@ -49,6 +49,7 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     is known, so that the rest of an answer costs nothing; `full_stream_percent` of them are read to the end. An error
     answer is held for `reject_timeout_s` at most, and answered with a mark if `retries` says that it is worth another
     attempt. A gated stream is held until its first token; one that begins with an error is answered with that error.
+    One of a hedged request is answered with a 504 when every attempt has had its time.
     `report` is called on the event loop and must not block.
     """
 
@@ -94,9 +95,15 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         if message is grpc.aio.EOF:
             return
         attempt = _attempt(message)
+        hedge = _hedge(message)
         self._request_clock.now()  # so that a step back while this answer is held will be known
         try:
-            opening = await self._meetings.meet(attempt)
+            async with asyncio.timeout(hedge.held_ms / 1000 if hedge else None):
+                opening = await self._meetings.meet(attempt)
+        except TimeoutError:
+            self.counters.gated[LATE] += 1
+            await _write(stream, too_late())
+            return
         except asyncio.CancelledError:
             self.counters.gated[GONE] += 1
             raise
@@ -209,13 +216,17 @@ def _attempt(message: pb.ProcessingRequest) -> Attempt:
     return attempt
 
 
+def _hedge(message: pb.ProcessingRequest) -> Hedge | None:
+    """How the request is hedged, as its route says."""
+    return hedge_of_route(message.attributes[_ATTRIBUTES].fields["xds.route_name"].string_value)
+
+
 def _hedge_in_s(message: pb.ProcessingRequest, now: float) -> float:
-    """How soon the request may have two attempts, as its route says; infinity: never."""
-    fields = message.attributes[_ATTRIBUTES].fields
-    if (hedged_ms := hedged_from_ms(fields["xds.route_name"].string_value)) is None:
+    """How soon the request may have two attempts; infinity: never."""
+    if (hedge := _hedge(message)) is None:
         return math.inf
-    requested_at = fields["request.time"].string_value
-    return datetime.fromisoformat(requested_at).timestamp() + hedged_ms / 1000 - now if requested_at else -math.inf
+    requested_at = message.attributes[_ATTRIBUTES].fields["request.time"].string_value
+    return datetime.fromisoformat(requested_at).timestamp() + hedge.from_ms / 1000 - now if requested_at else -math.inf
 
 
 def _headers(message: pb.HttpHeaders) -> dict[str, str]:

@@ -4,7 +4,7 @@
 """
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 EXT_PROC_CLUSTER: Final = "trimtab_ext_proc"
 """The bootstrap's cluster of the ext_proc service, which receives the access log too."""
@@ -17,6 +17,9 @@ FIRST_BYTE_TAG: Final = "first_byte_us"
 
 RETRY_HEADER: Final = "x-trimtab-retry"
 """The mark of an answer that is worth another attempt. The router obeys it; no client sees it."""
+
+REASON_HEADER: Final = "x-trimtab-reason"
+"""Why the gateway made an answer itself; one that an engine made has none."""
 
 WATCH_SHARE_KEY: Final = "trimtab.watch"
 """The runtime key of the share of attempts with a streamed answer that are watched."""
@@ -52,18 +55,22 @@ def pool_of_cluster(name: str) -> str:
     return name.partition("/")[0]
 
 
-def route_name(pool: str, asked: Asked, hedged_from_ms: int | None = None) -> str:
-    """The name of the route to `pool`, as the observers will hear of it.
+class Hedge(NamedTuple):
+    """What becomes of a request without a token."""
 
-    `hedged_from_ms`: after so long without a token a request gets a second attempt beside the first one.
-    """
-    return f"{pool}/{asked}" if hedged_from_ms is None else f"{pool}/{_HEDGED}{hedged_from_ms}/{asked}"
+    from_ms: int  # so long after its start it gets a second attempt beside the first one
+    held_ms: int  # an answer to it is held for so long at most: by then each of its attempts has had its time
 
 
-def hedged_from_ms(route: str) -> int | None:
-    """When requests of a route that `route_name` named have attempts side by side; None: never."""
-    _, _, hedge = route.rpartition("/")[0].rpartition("/")
-    return int(hedge.removeprefix(_HEDGED)) if hedge.startswith(_HEDGED) else None
+def route_name(pool: str, asked: Asked, hedge: Hedge | None = None) -> str:
+    """The name of the route to `pool`, as the observers will hear of it."""
+    return f"{pool}/{asked}" if hedge is None else f"{pool}/{_HEDGED}{hedge.from_ms}-{hedge.held_ms}/{asked}"
+
+
+def hedge_of_route(name: str) -> Hedge | None:
+    """How requests of a route that `route_name` named are hedged, if they are."""
+    _, _, hedge = name.rpartition("/")[0].rpartition("/")
+    return Hedge(*map(int, hedge.removeprefix(_HEDGED).split("-"))) if hedge.startswith(_HEDGED) else None
 
 
 def asked_by_route(name: str) -> Asked:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from tests.datapath.rig import Answer, Rig, running
 from tests.harness import DONE, Body, Chunks, FakeEngine, Hang, Step, error, event, tokens, until
-from trimtab.datapath import RETRY_HEADER
+from trimtab.datapath import REASON_HEADER, RETRY_HEADER
 from trimtab.fleet.observation import AttemptEnded, FirstToken, Rejected, Verdict
 from trimtab.v1 import feedback_pb2 as pb
 
@@ -172,6 +172,17 @@ async def test_a_hedge_leaves_the_late_attempt_its_chance(rig: Rig) -> None:
     assert answer.status == 200
     assert attempts == 2
     assert DEADLINE_S + 0.4 < answer.first_byte_at - answer.sent_at < DEADLINE_S + 0.9
+
+
+async def test_a_hedged_request_whose_attempts_are_all_silent_ends(rig: Rig) -> None:
+    begun = time.monotonic()
+    answers = await asyncio.gather(*(do(rig, "silent", model="hedged") for _ in range(20)))
+    for answer, attempts in answers:
+        assert (answer.status, attempts) == (504, 3)
+        assert answer.headers[REASON_HEADER] == "timeout"
+        assert json.loads(answer.body)["error"]["code"] == 504
+        assert 3 * DEADLINE_S - 0.1 < answer.first_byte_at - answer.sent_at < 3 * DEADLINE_S + 1
+    assert time.monotonic() - begun < 3 * DEADLINE_S + 1.5
 
 
 @pytest.mark.parametrize("step", ["dead", "busy"])

@@ -159,7 +159,7 @@ def test_the_deadline_is_for_streams_of_a_gated_pool_only() -> None:
         for route in routes
     }
     assert limits == {
-        "p/hedged-4000/stream": (4000, True, 1),  # of a hedge that waits to be sent Envoy loses count
+        "p/hedged-4000-12000/stream": (4000, True, 1),  # of a hedge that waits to be sent Envoy loses count
         "p/unary": (0, False, 250),
         "p/unknown": (0, False, 250),
     }

@@ -234,10 +234,10 @@ async def test_only_the_engines_trouble_is_marked_for_a_retry(text: bytes, marke
 @pytest.mark.parametrize(
     ("age_s", "route", "marked"),
     [
-        (0.2, "p/hedged-1000/stream", True),
-        (0.6, "p/hedged-1000/stream", False),
-        (0.6, "q/hedged-1000/stream", False),  # of a pool for which this one stands in
-        (0.6, "p/hedged-4000/stream", True),
+        (0.2, "p/hedged-1000-3000/stream", True),
+        (0.6, "p/hedged-1000-3000/stream", False),
+        (0.6, "q/hedged-1000-3000/stream", False),  # of a pool for which this one stands in
+        (0.6, "p/hedged-4000-12000/stream", True),
         (60, "p/stream", True),
     ],
 )
@@ -320,6 +320,18 @@ async def test_attempts_of_one_request_are_told_apart_by_their_connections() -> 
         assert await held == []
         (answer,) = await to.send("gate", over(2))
         assert set_headers(answer)[":status"] == "503"
+
+
+async def test_a_hedged_request_is_ended_when_every_attempt_has_had_its_time() -> None:
+    async with line() as to:
+        watcher = to.open("watch-gated")
+        held = headers(200, **SSE)
+        await watcher.write(held)
+        held.attributes["envoy.filters.http.ext_proc"].fields["xds.route_name"].string_value = "p/hedged-20-60/stream"
+        (answer,) = await to.send("gate", held)
+        assert answer.immediate_response.status.code == 504
+        assert to.service.counters.gated == {"late": 1}
+        watcher.cancel()
 
 
 async def test_a_held_attempt_that_envoy_gives_up_is_counted_and_leaves_nothing() -> None:

@@ -1,6 +1,7 @@
 """Length classes in front of engines: what is in flight is counted per endpoint, whatever cluster it came through."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,13 @@ CLASSES = [{"name": "short", "up_to_tokens": 128}, {"name": "medium", "up_to_tok
 
 async def test_leases_balance_over_classes_and_when_the_classes_change(tmp_path: Path) -> None:
     engines = Engines(tmp_path, ["a100", "a100"])
-    burst = [Request(0.02 * number, (30, 500, 3000)[number % 3], 350) for number in range(18)]
-    async with running(engines), observed(tmp_path, policy_for(engines, classes=CLASSES)) as (plane, observer, _):
+    burst = [Request(0.02 * number, (30, 500, 3000)[number % 3], 500) for number in range(18)]
+    wait_s = 2  # for so long a cluster that is no class's any more is kept
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(engines))
+        policy = policy_for(engines, classes=CLASSES)
+        policy["listen"]["stream_idle_timeout_s"] = wait_s
+        plane, observer, envoy = await stack.enter_async_context(observed(tmp_path, policy))
 
         def views() -> list[EndpointView]:
             return [row.view for row in plane.decisions["sim"].endpoints]
@@ -39,7 +45,10 @@ async def test_leases_balance_over_classes_and_when_the_classes_change(tmp_path:
         observer.policy["pools"][0]["classes"] = [CLASSES[0], CLASSES[2]]
         observer.write_policy()
         await until(lambda: plane.decisions["sim"].classes == ("short", "long"), 5, "the other classes")
-        await until(lambda: (reported() or 0) < len(burst), 8, "a cluster less")
+        await asyncio.sleep(wait_s / 2)
+        assert await envoy.stats("cluster.sim/medium.upstream_rq_active")
+        assert reported() == len(burst)
+        await until(lambda: (reported() or 0) < len(burst), wait_s + 8, "a cluster less")
         await asyncio.sleep(1)
         assert not load.done() and in_flight() == len(burst)
         assert failures(await load) == []

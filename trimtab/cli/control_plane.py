@@ -41,6 +41,7 @@ from xds_server.lrs import LrsService
 from xds_server.metrics import Metrics
 from xds_server.resources import RUNTIME_NAME, runtime_resource, static_resources
 from xds_server.resources.fallbacks import runtime_of
+from xds_server.retired import RetiredClusters
 from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
 from xds_server.sources.prober import Prober, ReadAnswer
 from xds_server.sources.prometheus import PrometheusSource
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 _REMEMBER_PERIOD_S = 5.0
 _REMEMBER_PAUSE_S = 0.5
 _SAMPLING_PERIOD_S = 1.0
+_RETIRING_PERIOD_S = 1.0
 # A clock that is set back by more than time services slew.
 _CLOCK_STEP_S = 2.0
 _IN = {State.UP, State.RAMPING}
@@ -93,6 +95,7 @@ class ControlPlane:
         self._heartbeats = Heartbeats()
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
+        self._retired = RetiredClusters()
         self._state = AdminState(policy=self._policy)
         self.metrics = Metrics(self._state)
         self._ads = AdsService(self._cache, self.metrics)
@@ -144,6 +147,7 @@ class ControlPlane:
                 follow(self._file, self._take_policy, self.metrics.policy_refused),
                 _repeat(self._remember_when_due, _REMEMBER_PAUSE_S),
                 _repeat(self._sample, _SAMPLING_PERIOD_S),
+                _repeat(self._retire, _RETIRING_PERIOD_S),
             ):
                 stack.callback(asyncio.create_task(job).cancel)
             stack.push_async_callback(self._remember)
@@ -246,7 +250,9 @@ class ControlPlane:
         }
         resources[TypeUrl.RTDS] = {RUNTIME_NAME: self._runtime()}
         before = self._clusters
-        self._cache.publish(resources)
+        # Envoy gives up a request that has waited for so long.
+        wait_s = self._policy.listen.stream_idle_timeout_s
+        self._cache.publish(self._retired.keep(time.monotonic(), self._cache.snapshot, resources, wait_s))
         self._state.ready = True
         changed = {pool_of_cluster(name) for name, was in before.items() if self._clusters.get(name) != was}
         for name in changed & self._pools.keys():
@@ -315,6 +321,10 @@ class ControlPlane:
         self.metrics.watch_share(percent)
         if self._cache.snapshot is not None:
             self._cache.set_runtime(RUNTIME_NAME, self._runtime())
+
+    async def _retire(self) -> None:
+        if self._retired.is_due(time.monotonic()):
+            self._publish()
 
     async def _remember_when_due(self) -> None:
         """A hold that a restart forgets is lifted by it, so those are written at once."""

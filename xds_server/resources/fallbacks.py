@@ -29,8 +29,8 @@ from envoy_data_plane.envoy.config.route.v3 import (
 )
 from envoy_data_plane.envoy.type.matcher.v3 import MetadataMatcher
 
+from trimtab.datapath import REASON_HEADER
 from trimtab.policy.model import Fallback, Pool, split_host_port
-from xds_server.resources.local_replies import REASON_HEADER
 from xds_server.resources.observers import fraction
 
 FALLBACK_HEADER = "x-trimtab-fallback"

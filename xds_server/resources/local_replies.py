@@ -34,9 +34,8 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
 )
 from envoy_data_plane.google.protobuf import Struct
 
+from trimtab.datapath import REASON_HEADER
 from xds_server.resources.request_body import METADATA_NAMESPACE, NO_MODEL_KEY, UNREAD_KEY
-
-REASON_HEADER = "x-trimtab-reason"
 
 # The path of Anthropic's API; all others are OpenAI's, or an engine's own.
 ANTHROPIC_PATH = "/v1/messages"

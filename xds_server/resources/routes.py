@@ -62,7 +62,7 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
 from envoy_data_plane.envoy.type.v3 import Int64Range
 from envoy_data_plane.google.protobuf import Any
 
-from trimtab.datapath import RETRY_HEADER, Asked, route_name
+from trimtab.datapath import REASON_HEADER, RETRY_HEADER, Asked, Hedge, route_name
 from trimtab.policy.model import Listen, Policy, Pool, Retries
 from xds_server.resources import fallbacks, globs
 from xds_server.resources.drills import faults
@@ -70,7 +70,6 @@ from xds_server.resources.local_replies import (
     ANTHROPIC_BAD_REQUEST,
     ANTHROPIC_PATH,
     BAD_REQUEST,
-    REASON_HEADER,
     anthropic_error_body,
     error_body,
 )
@@ -147,7 +146,9 @@ def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[Me
         serves = RouteAction(cluster=cluster)
     for asked, condition in _ASKED.items():
         deadline_ms = _first_token_deadline_ms(pool, asked, number)
-        hedged_from_ms = deadline_ms if pool.gate.hedge else None
+        hedge = None
+        if deadline_ms and pool.gate.hedge:
+            hedge = Hedge(from_ms=deadline_ms, held_ms=deadline_ms * (1 + pool.retries.attempts))
         action = replace(
             serves,
             timeout=timedelta(0),
@@ -155,11 +156,11 @@ def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[Me
             max_stream_duration=RouteActionMaxStreamDuration(
                 max_stream_duration=timedelta(seconds=listen.max_stream_s)
             ),
-            retry_policy=_retry_policy(pool.retries, deadline_ms, hedged=hedged_from_ms is not None),
-            hedge_policy=HedgePolicy(hedge_on_per_try_timeout=True) if hedged_from_ms else None,
+            retry_policy=_retry_policy(pool.retries, deadline_ms, hedged=hedge is not None),
+            hedge_policy=HedgePolicy(hedge_on_per_try_timeout=True) if hedge else None,
         )
         yield Route(
-            name=route_name(pool.name, asked, hedged_from_ms),
+            name=route_name(pool.name, asked, hedge),
             match=RouteMatch(prefix="/", headers=_longer_than(pool, number), dynamic_metadata=conditions + condition),
             route=action,
             request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.replay.scene import fleet, run, steady
 from trimtab.cli.errors import UserError, ensure_folder
-from trimtab.cli.replay import Wanted, make_replays, refuse_idle_options
+from trimtab.cli.replay import Wanted, make_replays, refuse_idle_options, write_report
 from trimtab.policy.model import Pool
 from trimtab.sim.replay.arms import policy_arm
 from trimtab.sim.replay.simulated import NotSimulatedError, lost, page_signals
@@ -68,6 +68,11 @@ def test_numbers_that_no_replay_can_be_made_with(changes: dict[str, Any], said: 
     wanted = {"fleet": "fleet3", "laws": "round_robin"} | changes
     with pytest.raises(UserError, match=said):
         make_replays(Wanted(**wanted), Console(file=io.StringIO()))
+
+
+def test_a_report_that_cannot_be_written_after_all_is_told() -> None:
+    with pytest.raises(UserError, match=r"^--report /dev/full: No space left on device$"):
+        write_report({}, Path("/dev/full"))
 
 
 def test_a_report_that_names_a_folder_is_told_before_the_replay(tmp_path: Path) -> None:

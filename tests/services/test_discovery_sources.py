@@ -241,6 +241,26 @@ async def test_what_targets_say(caplog: pytest.LogCaptureFixture) -> None:
         assert asked[0].headers["X-Prometheus-Refresh-Interval-Seconds"] == "30"
 
 
+async def test_of_a_target_that_is_there_twice_the_first_counts(caplog: pytest.LogCaptureFixture) -> None:
+    groups = [
+        {"targets": ["10.0.0.1:80", "10.0.0.1:80"], "labels": {"capacity": "4"}},
+        {"targets": ["10.0.0.1:80"], "labels": {"capacity": "9"}},
+    ]
+    async with (
+        http_server(says(json.dumps(groups))) as url,
+        aclosing(Pool({"http": {"url": url, "refresh_s": 30}})) as pool,
+    ):
+        await until(lambda: pool.told)
+        assert [endpoint.capacity for endpoint in pool.told[-1]] == [4]
+    assert caplog.text.count("10.0.0.1:80 is there twice, with different labels: the first is used") == 1
+
+
+async def test_a_list_that_no_step_could_get_through_is_a_bad_answer() -> None:
+    targets = [f"10.0.{number // 250}.{number % 250}:80" for number in range(10_001)]
+    async with http_server(says(json.dumps([{"targets": targets}]))) as url:
+        assert await why_not({"http": {"url": url}}) == "it lists 10,001 endpoints, and 10,000 is the most"
+
+
 async def test_the_token_is_sent_and_read_again(tmp_path: Path) -> None:
     token, wanted = tmp_path / "token", ["one"]
 

@@ -375,13 +375,14 @@ def replay(
         ),
     )
     figures, made = replaying.make_replays(wanted, Console(stderr=True))
-    if report is not None:
-        replaying.write_report(figures, report)
-    if plot is not None:
-        plotting.plot(made, showing.title(figures), plot)
     if as_json:
         sys.stdout.write(json.dumps(figures, indent=2) + "\n")
     elif as_markdown:
         sys.stdout.write(showing.markdown(figures))
     else:
         showing.show(figures, _wide_console())
+    # After what is shown: a file that cannot be written must not cost a long replay.
+    if report is not None:
+        replaying.write_report(figures, report)
+    if plot is not None:
+        plotting.plot(made, showing.title(figures), plot)

@@ -1,5 +1,7 @@
 """Errors that end the program with a message for people."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -18,3 +20,12 @@ def ensure_folder(option: str, file: Path) -> None:
         raise UserError(f"{option} {file}: the folder {folder} does not exist")
     if file.is_dir():
         raise UserError(f"{option} {file}: it is a folder: name a file in it")
+
+
+@contextmanager
+def told_if_unwritable(option: str, file: Path) -> Iterator[None]:
+    """Raises UserError if the file that an option names turns out not to be writable."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{option} {file}: {error.strerror}") from None

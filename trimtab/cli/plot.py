@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from trimtab.cli.errors import UserError, ensure_folder
+from trimtab.cli.errors import UserError, ensure_folder, told_if_unwritable
 from trimtab.sim.replay.jobs import Made
 
 _BINS = 60  # over the time of arrivals
@@ -17,9 +17,12 @@ def check_plot(path: Path) -> None:
     """Raises UserError if no picture could be drawn there."""
     ensure_folder("--plot", path)
     try:
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise UserError("--plot needs matplotlib: pip install matplotlib") from None
+    known = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise UserError(f"--plot {path}: a picture cannot be {path.suffix}, only one of {', '.join(sorted(known))}")
 
 
 def plot(by_law: Mapping[str, Sequence[Made]], title: str, path: Path) -> None:
@@ -39,7 +42,8 @@ def plot(by_law: Mapping[str, Sequence[Made]], title: str, path: Path) -> None:
         axes.grid(visible=True, alpha=0.3)
     spread.legend(fontsize="small")
     figure.suptitle(title, fontsize="medium")
-    figure.savefig(path, dpi=120)
+    with told_if_unwritable("--plot", path):
+        figure.savefig(path, dpi=120)
 
 
 def _over_time(made: Sequence[Made]) -> tuple[list[float], list[float]]:

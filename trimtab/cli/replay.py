@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab.cli.errors import UserError
+from trimtab.cli.errors import UserError, told_if_unwritable
 from trimtab.policy import load_policy
 from trimtab.policy.model import Pool
 from trimtab.sim.replay.arms import UnknownLawError, usable_names
@@ -227,5 +227,6 @@ def _base(base: str | None, names: Sequence[str]) -> str:
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """The report as JSON."""
-    path.write_text(json.dumps(report, indent=2) + "\n")
+    """The report as JSON. Raises UserError if the file cannot be written."""
+    with told_if_unwritable("--report", path):
+        path.write_text(json.dumps(report, indent=2) + "\n")

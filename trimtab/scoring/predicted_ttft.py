@@ -32,7 +32,7 @@ class PredictedTtftPolicy(Strict):
     """Numbers of the `predicted_ttft` law."""
 
     law: Literal["predicted_ttft"] = Field(default="predicted_ttft", description="Names this law.")
-    bytes_per_token: _Positive = Field(
+    bytes_per_token: Annotated[float, Field(ge=0.1, le=10_000)] = Field(
         default=BYTES_PER_TOKEN,
         description="Bytes of a request's body for each prompt token, until what the engines count has shown it.",
     )

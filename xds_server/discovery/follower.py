@@ -14,6 +14,8 @@ from xds_server.discovery.source import Answer, Source, SourceError, one_line
 logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.5
+# A step takes 60 us for each endpoint: with a slip that lists a whole network, no step would ever end.
+_MOST_ENDPOINTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,10 @@ class Follower:
                 async with asyncio.timeout(None) as patience, aclosing(self._source.answers()) as answers:
                     async for answer in answers:
                         _end_if_cancelled()
+                        if len(answer) > _MOST_ENDPOINTS:
+                            raise SourceError(
+                                f"it lists {len(answer):,} endpoints, and {_MOST_ENDPOINTS:,} is the most"
+                            )
                         failures = 0
                         self._take(answer)
                         patience.reschedule(self._ask_anew_at())

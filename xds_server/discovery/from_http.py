@@ -42,6 +42,7 @@ class FromHttp:
         self._capacity_label = capacity_label
         self._rng = rng
         self._no_capacities: set[str] = set()  # that were told
+        self._twice: set[str] = set()  # targets that were told
 
     async def answers(self) -> AsyncGenerator[Answer]:
         policy = self._policy
@@ -75,13 +76,25 @@ class FromHttp:
     def _read(self, body: bytes) -> Answer:
         try:
             groups = _GROUPS.validate_json(body)
-            return tuple({listed.name: listed for listed in self._listed(groups)}.values())
+            return self._each_once(self._listed(groups))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
             raise SourceError(f"not in the http_sd format: {where} {first['msg']}".replace(":  ", ": ")) from None
         except ValueError as error:
             raise SourceError(f"not in the http_sd format: {one_line(error)}") from None
+
+    def _each_once(self, listed: Iterator[Listed]) -> Answer:
+        """The first of each target, as of two names with one address."""
+        once: dict[str, Listed] = {}
+        for target in listed:
+            first = once.setdefault(target.name, target)
+            if first != target and target.name not in self._twice and len(self._twice) < _MOST_TOLD:
+                self._twice.add(target.name)
+                logger.warning(
+                    "%s: %s is there twice, with different labels: the first is used", self._policy.url, target.name
+                )
+        return tuple(once.values())
 
     def _listed(self, groups: list[_Group]) -> Iterator[Listed]:
         for group in groups:

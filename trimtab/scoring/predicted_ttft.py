@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from statistics import median
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -25,6 +26,8 @@ _LEAST_TTFT_S = 0.001
 _FIRST_SAMPLES = 3  # until then its costs are still a guess
 _MOST_OF_A_TRY = 0.9
 _LONGEST_POUR_S = 2.0
+# Endpoints that join a pool that works get so much together at most, until each has shown that it answers.
+_MOST_OF_NEWCOMERS = 0.25
 _BEST_FADES = 0.01  # per sample: what was better for some hundred answers is the past
 
 
@@ -56,10 +59,11 @@ class PredictedTtftPolicy(Strict):
 class _Endpoint:
     """What is known of one endpoint's costs, now and at its best."""
 
-    __slots__ = ("_best", "_sent", "_touched_at", "cost", "hopeful")
+    __slots__ = ("_best", "_sent", "_touched_at", "cost", "hopeful", "newcomer")
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, *, newcomer: bool) -> None:
         self.cost = cost
+        self.newcomer = newcomer  # among others that have answered, it has not yet
         self.hopeful = False  # its last answer came much sooner than was predicted
         self._best: float | None = None
         self._sent: int | None = None
@@ -75,6 +79,7 @@ class _Endpoint:
     def learn(self, at: float, kilotokens: float, attempts: float, ttft_s: float) -> None:
         self.hopeful = ttft_s * _MUCH_SLOWER < self.cost.predict(kilotokens, attempts)
         self._touched_at = at
+        self.newcomer = False
         self.cost.learn(kilotokens, attempts, ttft_s)
         level = self._level()
         if self._best is None or self.cost.samples <= _FIRST_SAMPLES:
@@ -151,7 +156,8 @@ class PredictedTtft(Law):
         self._learned_ratio = pool.bytes_per_token or self._policy.bytes_per_token
         capacities = capacities_of(pool)
         largest = max(capacities.values(), default=1.0)
-        known = [self._endpoint(view.id, capacities[view.id] / largest) for view in pool.endpoints]
+        first = self._first_costs({id: capacity / largest for id, capacity in capacities.items()})
+        known = [self._endpoint(view.id, capacities[view.id] / largest, first) for view in pool.endpoints]
         sent = [
             endpoint.sent(now, view.prompt_bytes_sent) for view, endpoint in zip(pool.endpoints, known, strict=True)
         ]
@@ -163,7 +169,7 @@ class PredictedTtft(Law):
             not view.in_flight and endpoint.wants_try(now, wait, self._policy.retry_s)
             for view, endpoint, wait in zip(pool.endpoints, known, waits, strict=True)
         ]
-        by_class = self._parts(pool, [endpoint.cost for endpoint in known], waits, floors, tried)
+        by_class = self._parts(pool, known, waits, floors, tried)
         return {
             view.id: self._score(view, known[number].cost, waits[number], [parts[number] for parts in by_class])
             for number, view in enumerate(pool.endpoints)
@@ -187,13 +193,27 @@ class PredictedTtft(Law):
     def recall(self, memory: Mapping[str, Any]) -> None:
         self._memory = {address: costs for address, costs in memory.items() if is_memory(costs)}
 
-    def _endpoint(self, id: EndpointId, capacity: float) -> _Endpoint:
+    def _first_costs(self, capacities: Mapping[EndpointId, float]) -> tuple[float, float] | None:
+        """What the costs of the largest endpoint would be, if it were like those that have answered; None: none has.
+
+        Who joins a pool and is taken for faster than all others gets all work, and might not answer at all.
+        """
+        proven = [
+            (endpoint.cost.per_kilotoken_s * capacities[id], endpoint.cost.per_attempt_s * capacities[id])
+            for id, endpoint in self._endpoints.items()
+            if endpoint.cost.samples >= _FIRST_SAMPLES and id in capacities
+        ]
+        return (median(a for a, _ in proven), median(b for _, b in proven)) if proven else None
+
+    def _endpoint(self, id: EndpointId, capacity: float, first: tuple[float, float] | None) -> _Endpoint:
         endpoint = self._endpoints.get(id)
         if endpoint is None:
-            cost = CostModel(_FIRST_PER_KILOTOKEN_S / self._unit / capacity, _FIRST_PER_ATTEMPT_S / capacity)
-            if (memory := self._memory.pop(id.address, None)) is not None:
+            per_kilotoken_s, per_attempt_s = first or (_FIRST_PER_KILOTOKEN_S / self._unit, _FIRST_PER_ATTEMPT_S)
+            cost = CostModel(per_kilotoken_s / capacity, per_attempt_s / capacity)
+            memory = self._memory.pop(id.address, None)
+            if memory is not None:
                 cost.recall(memory)
-            endpoint = self._endpoints[id] = _Endpoint(cost)
+            endpoint = self._endpoints[id] = _Endpoint(cost, newcomer=first is not None and memory is None)
         return endpoint
 
     def _predicted(self, view: EndpointView, cost: CostModel) -> float:
@@ -208,7 +228,7 @@ class PredictedTtft(Law):
     def _parts(
         self,
         pool: PoolSnapshot,
-        costs: Sequence[CostModel],
+        known: Sequence[_Endpoint],
         waits: Sequence[float],
         floors: Sequence[float],
         tried: Sequence[bool],
@@ -224,7 +244,7 @@ class PredictedTtft(Law):
         for demand, out in reversed(list(zip(self._demands, _out_of_each(pool), strict=True))):
             # Nothing is poured over an endpoint that takes no new work: it would be lost.
             free = [number for number, view in enumerate(pool.endpoints) if view.id not in out]
-            rates = [self._rate(costs[number], demand) for number in free]
+            rates = [self._rate(known[number].cost, demand) for number in free]
             shares = dict(zip(free, self._shares(demand, [levels[number] for number in free], rates), strict=True))
             for number, rate in zip(free, rates, strict=True):
                 levels[number] += shares[number] * demand.mean / rate
@@ -233,6 +253,13 @@ class PredictedTtft(Law):
                 max(shares.get(number, 0.0), floor, try_part if is_tried else 0.0)
                 for number, (floor, is_tried) in enumerate(zip(floors, tried, strict=True))
             ]
+            newcomers = [number for number in free if known[number].newcomer]
+            theirs = sum(parts[number] for number in newcomers)
+            most = sum(parts[number] for number in free) - theirs
+            most *= _MOST_OF_NEWCOMERS / (1.0 - _MOST_OF_NEWCOMERS)
+            if 0.0 < most < theirs:
+                for number in newcomers:
+                    parts[number] *= most / theirs
             total = sum(parts[number] for number in free) or 1.0
             by_class.append([part / total for part in parts])
         return by_class[::-1]

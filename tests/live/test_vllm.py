@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
 
@@ -14,7 +14,6 @@ from tests.live.chats import Chat, chat, distinct_prompt, evenly
 from tests.live.engines import NO_VLLM, Vllm, vllm_command
 from tests.live.rig import Note, Rig, in_front_of, reached, signal_table
 from tests.live.tiny_model import CONTEXT, NAME, write_model
-from trimtab.policy.model import Pool
 
 pytestmark = [
     pytest.mark.live,
@@ -25,8 +24,7 @@ pytestmark = [
 
 SEQUENCES, QUEUED = 4, 12  # decoded at once; in one engine in all
 
-# A probe asks an idle engine for one token; a gate holds a stream back until its first one.
-PROBES, GATES = "probe" in Pool.model_fields, "gate" in Pool.model_fields
+# Probes begin with the steps that need them: to the engines' counters, which the others compare, one is a request.
 PROBE_INTERVAL_S = 5.0
 
 
@@ -37,9 +35,8 @@ async def rig(tmp_path_factory: pytest.TempPathFactory, note: Note) -> AsyncIter
         Vllm(write_model(folder / f"layers-{layers}", layers=layers), sequences=SEQUENCES, queued=QUEUED)
         for layers in (8, 24)
     ]
-    probe = {"probe": {"interval_s": PROBE_INTERVAL_S}} if PROBES else {}
     started = time.monotonic()
-    async with in_front_of(engines, folder, signals={"orca": True}, **probe) as rig:
+    async with in_front_of(engines, folder, signals={"orca": True}) as rig:
         _, version, _ = await engines[0].ask("GET", "/version")
         note(f"vLLM {version['version']}: both healthy and behind Envoy after {time.monotonic() - started:.0f} s")
         yield rig
@@ -97,15 +94,23 @@ async def test_first_tokens_are_the_engines_own(rig: Rig[Vllm], note: Note) -> N
 async def test_every_signal(rig: Rig[Vllm], note: Note) -> None:
     """While there is work, all that this vLLM shows is known; adapters, which it has not, are unknown and say why."""
 
-    load = asyncio.create_task(
-        evenly(60, 0.25, lambda number: chat(rig.trimtab.url, distinct_prompt(200 + number, 40), 16))
-    )
-    while True:
+    async def work(engine: Vllm) -> None:
+        """Straight to it: behind Trimtab the slow one may begin no stream between two readings of the command."""
+        url = f"http://{engine.address}"
+        await evenly(120, 0.5, lambda number: chat(url, distinct_prompt(200 + number, 40), 16))
+
+    load = [asyncio.create_task(work(engine)) for engine in rig.engines]
+    shown: Sequence[dict[str, Any]] = ()
+
+    async def all_told() -> bool:
+        nonlocal shown
         shown = await rig.signals()
-        # An engine that began no stream between the two readings of the command has no new TTFT to show.
-        if all(each["signals"]["ttft"]["value"] for each in shown) or load.done():
-            break
-    await load
+        return all(each["signals"]["ttft"]["value"] for each in shown)
+
+    await reached(all_told, 60, "a TTFT of both")
+    for task in load:
+        task.cancel()
+    await asyncio.wait(load)
     note("\n" + signal_table(shown, ("quick", "slow")))
     for each in shown:
         signals = dict(each["signals"])
@@ -153,9 +158,7 @@ async def test_load_in_answers_headers(rig: Rig[Vllm], note: Note) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "gate", [False, pytest.param(True, marks=pytest.mark.skipif(not GATES, reason="no gate in this policy"))]
-)
+@pytest.mark.parametrize("gate", [False, True])
 async def test_a_full_engine_is_saturated(rig: Rig[Vllm], note: Note, gate: bool) -> None:
     """Far more than both take at once: every refusal of vLLM is read as saturation, and it ends with the burst.
 
@@ -199,15 +202,15 @@ async def test_a_hung_engine(rig: Rig[Vllm], note: Note) -> None:
     """The quick engine's core is stopped: health is still 200, and nothing comes. Nothing is lost when it goes on."""
     hung = rig.engines[0]
     core = hung.core
+    await rig.change(probe={"interval_s": PROBE_INTERVAL_S})
     await reached(lambda: _serves(rig), 30, "an answer")
     core.send_signal(SIGSTOP)
     stopped_at = time.time()
     try:
         health = await hung.health()
-        if PROBES:
-            out_s = await reached(lambda: _is_out(rig, hung), 2 * PROBE_INTERVAL_S + 1, "the hung engine to be out")
-            reason = (await rig.endpoint(hung))["reason"]
-            note(f"\nhung core, no traffic: /health {health}, out after {out_s:.1f} s: {reason}")
+        out_s = await reached(lambda: _is_out(rig, hung), 2 * PROBE_INTERVAL_S + 1, "the hung engine to be out")
+        reason = (await rig.endpoint(hung))["reason"]
+        note(f"\nhung core, no traffic: /health {health}, out after {out_s:.1f} s: {reason}")
         load = asyncio.create_task(
             evenly(40, 0.5, lambda number: chat(rig.trimtab.url, distinct_prompt(500 + number, 20), 8))
         )
@@ -230,8 +233,7 @@ async def test_a_hung_engine(rig: Rig[Vllm], note: Note) -> None:
     assert health == 200
     assert all_whole(chats), chats
     assert shares[-1] < 0.1
-    if PROBES:
-        assert stuck == []
+    assert stuck == []
     await reached(lambda: _has_its_share(rig, hung), 90, "the healed engine to be back")
     note(f"it had its share back within {time.time() - healed_at:.0f} s")
 
@@ -253,9 +255,8 @@ async def test_a_killed_core(rig: Rig[Vllm], note: Note) -> None:
         return not dead.alive
 
     await reached(gone, 20, "vLLM to end itself")
-    if PROBES:
-        out_s = await reached(lambda: _is_out(rig, dead), 2 * PROBE_INTERVAL_S + 1, "the dead engine to be out")
-        note(f"\nkilled core: out {out_s:.1f} s after it was gone: {(await rig.endpoint(dead))['reason']}")
+    out_s = await reached(lambda: _is_out(rig, dead), 2 * PROBE_INTERVAL_S + 1, "the dead engine to be out")
+    note(f"\nkilled core: out {out_s:.1f} s after it was gone: {(await rig.endpoint(dead))['reason']}")
     # One after the other: they have to be answered by the slow engine alone.
     broken, met_broken = ([each for each in chats if not each.whole] for chats in (await asyncio.gather(*running), met))
     after = [await chat(rig.trimtab.url, distinct_prompt(800 + number, 20), 4) for number in range(20)]

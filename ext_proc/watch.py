@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from ext_proc.stream import EventKind, StreamReader
 from ext_proc.verdict import RejectionReader
@@ -59,7 +60,7 @@ class StreamWatch:
         self._began = False
         self._token_at = 0.0  # the last one
         self._gaps_s: list[float] = []  # not reported yet
-        self._part_at = 0.0
+        self._part_at = -inf
         # Envoy, which looks at the beginning of the content type, may take for an event stream what is none.
         self.done = not self._reader.is_stream
         self.opening = Opening(OpeningKind.UNREAD) if self.done else None  # None: not known yet
@@ -92,7 +93,7 @@ class StreamWatch:
                 self._open(OpeningKind.EMPTY, Verdict.UNAVAILABLE)
                 seen.append(self._rejected(now, Verdict.UNAVAILABLE, None, "empty-stream"))
             self._finish(now, seen, finished=False, cut_short=self._reader.is_unfinished)
-        elif self._gaps_s and (now - self._part_at >= _PART_S or len(self._gaps_s) >= _PART_TOKENS):
+        elif self._is_due(now):
             seen.append(self._read(now))
         return seen
 
@@ -100,12 +101,17 @@ class StreamWatch:
         if not self._began:
             self._began = True
             self._open(OpeningKind.TOKEN)
-            self._part_at = now
             self.done = not self._whole
             seen.append(FirstToken(now, self._attempt.pool, self._attempt.address, self._attempt.request_id))
         elif len(self._gaps_s) < _PART_TOKENS_MAX:
             self._gaps_s.append(max(0.0, now - self._token_at))  # the clock may be set back
         self._token_at = now
+
+    def _is_due(self, now: float) -> bool:
+        """Whether to tell a part: at once that more is to come, for else nobody knows it if nothing comes."""
+        if self._part_at == -inf:
+            return self._began
+        return bool(self._gaps_s) and (now - self._part_at >= _PART_S or len(self._gaps_s) >= _PART_TOKENS)
 
     def _error(self, now: float, data: bytes, seen: list[Observation]) -> None:
         judgement = self._rejections.judge(200, self._headers, data, now)

@@ -180,6 +180,7 @@ class Call:
     arrived_at: float
     body_bytes: int
     sent_at: list[float] = field(default_factory=list)  # Unix seconds, one for each chunk of `Chunks`
+    over_at: float | None = None  # answered, or left by Envoy
 
 
 class FakeEngine:
@@ -214,7 +215,10 @@ class FakeEngine:
         step = self.script(request, body)
         call = Call(request.headers.get("x-request-id", ""), step, arrived_at, len(body))
         self.calls.append(call)
-        return await _PLAYERS[type(step)](request, step, call)
+        try:
+            return await _PLAYERS[type(step)](request, step, call)
+        finally:
+            call.over_at = time.time()
 
 
 async def _play_body(request: web.Request, step: Body, call: Call) -> web.StreamResponse:

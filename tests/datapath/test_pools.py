@@ -290,6 +290,39 @@ async def test_streams_go_on_through_every_change_of_the_policy(rig: Rig) -> Non
     await rig.control_plane.set(resources(rig.policy))
 
 
+async def test_a_pool_has_time_outs_of_its_own_and_streams_keep_theirs(rig: Rig) -> None:
+    """`long` takes 4 s. Before its body is here, a request has the limits of the first pool."""
+    llama, qwen = "meta-llama/Llama-3.1-8B", "qwen"
+    usual = resources(rig.policy)
+    patient = json.loads(rig.policy.model_dump_json())
+    patient["pools"][1]["timeouts"] = {"stream_idle_s": 2.6, "max_stream_s": 100}
+    longer = resources(Policy.model_validate(patient))
+    assert {url for url in usual if usual[url] != longer[url]} == {TypeUrl.RDS}
+
+    async def is_whole(model: str) -> bool:
+        try:
+            return b"[DONE]" in (await rig.chat(stream=True, model=model, **{"x-do": "long"})).body
+        except aiohttp.ClientPayloadError:
+            return False
+
+    async def silence_s(model: str) -> float:
+        begun = time.monotonic()
+        assert (await rig.chat(model=model, **{"x-do": "hang"})).status == 504
+        return time.monotonic() - begun
+
+    await rig.control_plane.set(longer)
+    calls = len(rig.engines[1].calls)
+    under_way = asyncio.gather(is_whole(llama), is_whole(qwen), silence_s(llama), silence_s(qwen))
+    await until(lambda: len(rig.engines[1].calls) == calls + 2)
+    await rig.control_plane.set(usual)
+    assert not await is_whole(qwen)
+    *whole, llama_s, qwen_s = await under_way
+    assert whole == [False, True]
+    assert llama_s == pytest.approx(1.2, abs=0.9)
+    assert qwen_s == pytest.approx(2.6, abs=0.9)
+    assert llama_s < qwen_s - 0.7
+
+
 async def test_a_pool_is_drilled_without_its_engines_and_the_other_pool(rig: Rig) -> None:
     drilled = json.loads(rig.policy.model_dump_json())
     drilled["pools"][1]["drills"] = {"abort_percent": 100, "abort_status": 529, "delay_percent": 100, "delay_ms": 300}

@@ -94,6 +94,7 @@ def marked_unread(made: Policy, name: str = "p") -> set[str]:
         },
         {"listen": {"max_body_mib": 64}},
         {"listen": {"stream_idle_timeout_s": 20, "max_stream_s": 40}},
+        {"pool": {"timeouts": {"stream_idle_s": 900, "max_stream_s": 7200}}},
         {"listen": {"cors_allow_origins": []}},
     ],
     ids=str,

@@ -91,7 +91,8 @@ def test_a_stream_that_says_it_is_done_without_a_token_is_none() -> None:
 
 def test_a_stream_that_is_cut_says_nothing_here_because_the_access_log_does() -> None:
     assert play(watch(), event("", role="assistant"), end=False) == []
-    assert play(watch(whole=True), event("a"), event("b"), end=False) == [first(1.0)]
+    begun = StreamRead(1.0, "pool", "10.0.0.1:8000", "id-1", (), False, None)
+    assert play(watch(whole=True), event("a"), event("b"), end=False) == [first(1.0), begun]
 
 
 def test_a_body_that_cannot_be_read_gives_the_time_of_its_first_byte() -> None:
@@ -105,9 +106,15 @@ def test_a_whole_stream_gives_the_times_between_its_tokens() -> None:
     seen = play(watched, event("a"), event("b"), b": ping\n\n", event("c"), DONE)
     assert seen[0] == first(1.0)
     assert seen[1:] == [
+        StreamRead(1.0, "pool", "10.0.0.1:8000", "id-1", (), False, None),
         StreamRead(3.0, "pool", "10.0.0.1:8000", "id-1", (1.0,), False, None),
         StreamRead(5.0, "pool", "10.0.0.1:8000", "id-1", (2.0,), True, None),
     ]
+
+
+def test_a_whole_answer_in_one_piece_is_told_once() -> None:
+    seen = play(watch(whole=True), event("a") + event("b") + DONE)
+    assert seen == [first(1.0), StreamRead(1.0, "pool", "10.0.0.1:8000", "id-1", (0.0,), True, None)]
 
 
 def test_a_long_stream_is_told_while_it_lasts() -> None:
@@ -116,7 +123,7 @@ def test_a_long_stream_is_told_while_it_lasts() -> None:
     for number in range(2000):
         seen += watched.take(number / 100, event(str(number)), False)
     parts = [part for part in seen if isinstance(part, StreamRead)]
-    assert [part.at for part in parts] == pytest.approx([2 * (n + 1) for n in range(9)], abs=0.02)
+    assert [part.at for part in parts] == pytest.approx([2 * n for n in range(10)], abs=0.02)
     assert sum(len(part.gaps_s) for part in parts) >= 1790
     assert not any(part.finished for part in parts)
 
@@ -125,8 +132,8 @@ def test_a_fast_stream_is_told_in_parts_of_bounded_size() -> None:
     watched = watch(whole=True)
     seen = [part for n in range(1000) for part in watched.take(n / 1e4, event(str(n)), n == 999)]
     parts = [part for part in seen if isinstance(part, StreamRead)]
-    assert [len(part.gaps_s) for part in parts] == [256, 256, 256, 231]
-    assert len({part.at for part in parts}) == 4
+    assert [len(part.gaps_s) for part in parts] == [0, 256, 256, 256, 231]
+    assert len({part.at for part in parts}) == 5
 
 
 def test_a_piece_with_any_number_of_tokens_makes_no_longer_report() -> None:
@@ -139,11 +146,13 @@ def test_a_piece_with_any_number_of_tokens_makes_no_longer_report() -> None:
 
 def test_tokens_that_come_together_and_a_clock_that_is_set_back_give_no_gap() -> None:
     watched = watch(whole=True)
-    watched.take(10.0, event("a") + event("b"), False)
+    _, begun = watched.take(10.0, event("a") + event("b"), False)
+    assert isinstance(begun, StreamRead)
+    assert begun.gaps_s == (0.0,)
     watched.take(9.0, event("c"), False)
     (read,) = watched.take(9.5, event("d") + DONE, True)
     assert isinstance(read, StreamRead)
-    assert (read.gaps_s, read.finished) == ((0.0, 0.0, 0.5), True)
+    assert (read.gaps_s, read.finished) == ((0.0, 0.5), True)
 
 
 def test_one_token_has_no_gaps() -> None:
@@ -153,13 +162,13 @@ def test_one_token_has_no_gaps() -> None:
 
 
 def test_a_late_error_is_in_what_was_read() -> None:
-    _, read = play(watch(whole=True), event("a"), event("b"), ERROR, DONE)
+    *_, read = play(watch(whole=True), event("a"), event("b"), ERROR, DONE)
     assert isinstance(read, StreamRead)
     assert (read.gaps_s, read.finished, read.verdict) == ((1.0,), False, Verdict.SATURATED)
 
 
 def test_an_answer_without_its_end_mark_is_not_finished() -> None:
-    _, read = play(watch(whole=True), event("a"), event("b"))
+    *_, read = play(watch(whole=True), event("a"), event("b"))
     assert isinstance(read, StreamRead)
     assert (read.finished, read.verdict, read.cut_short) == (False, None, True)
 

@@ -251,6 +251,22 @@ class TestStalled:
         assert seen(scene, 1032.5) == {Sign.STALLED: 1}
         assert scene.at().reason.startswith("open: nothing more of its streams for 30.")
 
+    def test_a_stream_that_goes_on_brings_it_back(self) -> None:
+        """It need not wait until the stream has ended, which may take longer than its breaker."""
+        scene = self.reading()
+        scene.run(1033.0, 0.1)
+        assert scene.at().state == State.OPEN
+        scene.see(stream_read(1033.5, finished=False))
+        scene.step()
+        assert scene.at().state == State.RAMPING
+
+    def test_what_was_read_before_it_was_given_up_brings_nothing_back(self) -> None:
+        scene = self.reading()
+        scene.run(1033.0, 0.1)
+        scene.see(stream_read(1002.5, finished=False))
+        scene.step()
+        assert scene.at().state == State.OPEN
+
     def test_another_token_is_life(self) -> None:
         scene = self.reading()
         scene.see(*answered(1020.0, 0.1, request="other"))

@@ -102,6 +102,17 @@ async def test_dying_in_mid_stream(engine: EngineServer, http: aiohttp.ClientSes
     assert (status, text.endswith("data: [DONE]\n\n")) == (200, True), "it had less to say"
 
 
+async def test_ending_in_mid_stream(engine: EngineServer, http: aiohttp.ClientSession) -> None:
+    await put(http, kind="end_mid_stream", after_tokens=3)
+    _, text, _ = await ask(http, stream=True)
+    assert words.token(words.key_of("hello"), 2) in text.split("\n\n")[-2]
+    assert '"finish_reason":null' in text.split("\n\n")[-2]
+    assert "[DONE]" not in text
+    assert (last(engine)["how"], last(engine)["tokens"]) == ("cut_short", 3)
+    await until(lambda: engine.engine.running == 0)
+    assert (await ask(http))[0] == 200
+
+
 async def test_an_error_event_in_a_200(engine: EngineServer, http: aiohttp.ClientSession) -> None:
     await put(http, kind="error_event")
     status, text, response = await ask(http, stream=True)

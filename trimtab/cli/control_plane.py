@@ -251,7 +251,7 @@ class ControlPlane:
         resources[TypeUrl.RTDS] = {RUNTIME_NAME: self._runtime()}
         before = self._clusters
         # Envoy gives up a request that has waited for so long.
-        wait_s = self._policy.listen.stream_idle_timeout_s
+        wait_s = max(pool.timeouts.within(self._policy.listen)[0] for pool in self._policy.pools)
         self._cache.publish(self._retired.keep(time.monotonic(), self._cache.snapshot, resources, wait_s))
         self._state.ready = True
         changed = {pool_of_cluster(name) for name, was in before.items() if self._clusters.get(name) != was}

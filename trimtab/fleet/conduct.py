@@ -52,7 +52,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Spoke:
-    """An attempt that was sent at `started_at` showed its first token."""
+    """An attempt that was sent at `started_at` showed its first token, or a further one after a suspicion."""
 
     endpoint: EndpointId
     at: float
@@ -367,6 +367,8 @@ class Conduct:
         self.life.reads(attempt, goes_on=not (event.finished or event.cut_short or event.verdict))
         if event.gaps_s:
             self.life.alive(event.at)
+            if attempt.started_at <= self.life.told_at < event.at:  # given up, it goes on after all
+                self._tell(Spoke(self._endpoint, event.at, attempt.started_at))
 
     def _size(self, now: float, attempt: Attempt) -> float:
         """How many times a usual prompt an attempt has, 1 at least: longer ones take longer."""

@@ -25,6 +25,7 @@ from trimtab.policy.metric import parse_metric
 from trimtab.policy.needs import idle_sources, unmet_needs, unreadable_terms
 from trimtab.policy.probe import Probe
 from trimtab.policy.prometheus import Prometheus
+from trimtab.policy.timeouts import Timeouts, timeout_flaws
 from trimtab.policy.trust import trust_flaws
 from trimtab.policy.types import FilePath, MetricText, Port, text_schema
 from trimtab.policy.words import quoted, shown
@@ -221,6 +222,9 @@ class Listen(Strict):
     cors_allow_origins: tuple[Origin, ...] = Field(
         ("*",), description="Origins whose browsers may call the API; * is any. Empty switches CORS off."
     )
+
+    def flaws(self) -> Iterator[Flaw]:
+        yield from _falling(self, "stream_idle_timeout_s", "max_stream_s")
 
     @property
     def socket(self) -> str:
@@ -578,6 +582,9 @@ class Pool(Strict):
         default_factory=Gate,
         description="Hold streamed answers until their first token, so that silence can be retried.",
     )
+    timeouts: Timeouts = Field(
+        default_factory=Timeouts, description="How long a request may be silent, and last, where not as under listen."
+    )
     signals: SignalSources = Field(default_factory=SignalSources)
     probe: Probe = Field(default_factory=Probe)
     fallbacks: tuple[Fallback, ...] = Field(
@@ -728,6 +735,8 @@ class Policy(Strict):
                     ("pools", index, "gate", "enabled"),
                     ("ext_proc", "workers"),
                 )
+            for flaw in timeout_flaws(self.listen, pool):
+                yield Flaw(flaw.message, *(("pools", index, *place) for place in flaw.at))
 
     def _unreached_globs(self) -> Iterator[Flaw]:
         for index, pool in enumerate(self.pools):

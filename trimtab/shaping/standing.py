@@ -113,7 +113,7 @@ class Standing:
         self._why[judged.judgement] = judged.why
 
     def spoke(self, at: float, started_at: float) -> None:
-        """An attempt that was sent at `started_at` showed its first token."""
+        """An attempt that was sent at `started_at` showed its first token, or a further one after a suspicion."""
         self._breaker.spoke(started_at)
         self.liveness.spoke(at, started_at)
 

@@ -18,6 +18,7 @@ Kind = Literal[
     "quota_429",  # the caller is over his limit, in the words of `shape`
     "ping_first",  # comments for `seconds`, a role chunk, and `role_lead_s` later the first token
     "die_mid_stream",  # the connection is cut after `after_tokens` tokens
+    "end_mid_stream",  # the stream ends in good order after `after_tokens` tokens, without an end mark
     "reset_before_headers",  # the connection is reset
     "error_event",  # 200, and the first event is an error; 500 if not streamed
     "error_500",  # what vLLM says while it drains
@@ -46,12 +47,12 @@ QUOTA: Final[Mapping[str, Failure]] = {
 }
 
 _PARAMETERS: Final = {
-    "factor": "slow",
-    "seconds": "ping_first",
-    "role_lead_s": "ping_first",
-    "after_tokens": "die_mid_stream",
-    "shape": "quota_429",
-    "retry_after_s": "quota_429",
+    "factor": ("slow",),
+    "seconds": ("ping_first",),
+    "role_lead_s": ("ping_first",),
+    "after_tokens": ("die_mid_stream", "end_mid_stream"),
+    "shape": ("quota_429",),
+    "retry_after_s": ("quota_429",),
 }
 
 _Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -72,9 +73,9 @@ class Fault(Strict):
 
     def flaws(self) -> Iterable[Flaw]:
         """Parameters that have no meaning for the kind."""
-        for name, kind in _PARAMETERS.items():
-            if name in self.model_fields_set and kind != self.kind:
-                yield Flaw(f"{name} belongs to {kind}, not to {self.kind}", (name,))
+        for name, kinds in _PARAMETERS.items():
+            if name in self.model_fields_set and self.kind not in kinds:
+                yield Flaw(f"{name} belongs to {' and '.join(kinds)}, not to {self.kind}", (name,))
         if self.share < 1 and self.kind in ("slow", "mute"):
             yield Flaw(f"{self.kind} strikes the whole engine and has no share", ("share",))
 

@@ -175,12 +175,14 @@ class EngineServer:
                     await _ping(write, fault.fault.seconds)
                     reply.open(write)
                     await asyncio.sleep(fault.fault.role_lead_s)
-                case "die_mid_stream":
-                    reply.die_after = fault.fault.after_tokens
+                case "die_mid_stream" | "end_mid_stream":
+                    reply.stop_after = fault.fault.after_tokens
         reply.start(write)
         await reply.done.wait()
-        if reply.died:
-            await _break(request, reply.attempt, "died")
+        if reply.stopped and fault is not None:
+            if fault.fault.kind == "die_mid_stream":
+                await _break(request, reply.attempt, "died")
+            reply.attempt.end("cut_short")
         return response
 
     async def _whole(self, reply: Reply, request: web.Request, fault: FaultInForce | None) -> web.Response:

@@ -65,13 +65,13 @@ class Reply:
 class StreamedReply(Reply):
     """A stream of events. Tokens wait until `start`; `done` is set when the last event is written.
 
-    With `die_after` it stops for good, and `died` is true, when so many tokens are sent.
+    With `stop_after` it stops for good, and `stopped` is true, when so many tokens are sent.
     """
 
     def __init__(self, answer: Answer, attempt: Attempt) -> None:
         super().__init__(answer, attempt)
-        self.die_after: int | None = None
-        self.died = False
+        self.stop_after: int | None = None
+        self.stopped = False
         self._write: Callable[[bytes], None] | None = None
         self._opened: set[int] = set()
 
@@ -87,12 +87,12 @@ class StreamedReply(Reply):
 
     def progress(self, choice: Choice) -> None:
         """Send a choice's new tokens."""
-        if self._write is None or self.died or choice.sent == choice.ready:
+        if self._write is None or self.stopped or choice.sent == choice.ready:
             return
         upto = choice.ready
-        if self.die_after is not None and self.attempt.tokens + upto - choice.sent >= self.die_after:
-            upto = choice.sent + self.die_after - self.attempt.tokens
-            self.died = True
+        if self.stop_after is not None and self.attempt.tokens + upto - choice.sent >= self.stop_after:
+            upto = choice.sent + self.stop_after - self.attempt.tokens
+            self.stopped = True
         events = [] if choice.index in self._opened else [self._opening(choice)]
         for position in range(choice.sent, upto):
             text = choice.text(position)
@@ -101,14 +101,14 @@ class StreamedReply(Reply):
             else:
                 events.append(self.answer.last_token(choice.index, text, choice.reason))
                 self._unfinished -= 1
-        if self._unfinished == 0 and not self.died:
+        if self._unfinished == 0 and not self.stopped:
             events += self.answer.closing()
         self._write(_frames(events))
         self.attempt.tokens += upto - choice.sent
         if self.attempt.first_token_at is None:
             self.attempt.first_token_at = time.time()
         choice.sent = upto
-        if self._unfinished == 0 or self.died:
+        if self._unfinished == 0 or self.stopped:
             self.done.set()
 
     def _opening(self, choice: Choice) -> str:

@@ -138,7 +138,8 @@ def _pool_routes(policy: Policy, pool: Pool, conditions: list[MetadataMatcher]) 
 
 
 def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[MetadataMatcher]) -> Iterator[Route]:
-    listen, cluster = policy.listen, pool.clusters[number]
+    cluster = pool.clusters[number]
+    idle_s, longest_s = pool.timeouts.within(policy.listen)
     if pool.fallbacks:
         others = {other.name: other for other in policy.pools}
         serves = RouteAction(weighted_clusters=fallbacks.weighted_clusters(pool, cluster, others))
@@ -152,10 +153,8 @@ def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[Me
         action = replace(
             serves,
             timeout=timedelta(0),
-            idle_timeout=timedelta(seconds=listen.stream_idle_timeout_s),
-            max_stream_duration=RouteActionMaxStreamDuration(
-                max_stream_duration=timedelta(seconds=listen.max_stream_s)
-            ),
+            idle_timeout=timedelta(seconds=idle_s),
+            max_stream_duration=RouteActionMaxStreamDuration(max_stream_duration=timedelta(seconds=longest_s)),
             retry_policy=_retry_policy(pool.retries, deadline_ms, hedged=hedge is not None),
             hedge_policy=HedgePolicy(hedge_on_per_try_timeout=True) if hedge else None,
         )

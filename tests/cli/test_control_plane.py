@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from tests.harness import free_port, until
 from trimtab.cli.control_plane import ControlPlane
 from trimtab.fleet.observation import Rejected, Verdict
 from trimtab.policy import PolicyError, PolicyFile
+from xds_server.resources import runtime_resource
 
 
 def policy(**fields: Any) -> dict[str, Any]:
@@ -119,6 +120,27 @@ async def test_a_pool_that_is_out_is_served_by_its_fallbacks_and_comes_back_over
         async with asyncio.timeout(10):
             while await split() is not None:
                 await asyncio.sleep(0.05)
+
+
+async def test_retries_of_a_gated_pool_are_limited_while_one_endpoint_takes_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Mapping[str, object]] = []
+
+    def note(watch_percent: float, entries: Mapping[str, object]) -> bytes:
+        sent.append(entries)
+        return runtime_resource(watch_percent, entries)
+
+    monkeypatch.setattr("trimtab.cli.control_plane.runtime_resource", note)
+    content = policy(state_file=None)
+    chat = content["pools"][0] | {"shaping": {"cool_down_min_s": 0.5, "cool_down_max_s": 0.5}}
+    content["pools"] = [chat | {"gate": {"enabled": True}}]
+    limited = {"circuit_breakers.chat.default.max_retries": 1}
+    async with running(tmp_path / "policy.yaml", content) as plane:
+        await until(lambda: sent and sent[-1] == {})
+        plane.observe([Rejected(time.time(), "chat", "127.0.0.1:9", "r", 429, Verdict.SATURATED, None)])
+        await until(lambda: sent[-1] == limited)
+        await until(lambda: sent[-1] == {})
 
 
 async def test_the_policy_page_shows_what_is_in_force(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

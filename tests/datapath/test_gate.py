@@ -17,6 +17,8 @@ from tests.harness import DONE, Body, Chunks, FakeEngine, Hang, Step, error, eve
 from trimtab.datapath import REASON_HEADER, RETRY_HEADER
 from trimtab.fleet.observation import AttemptEnded, FirstToken, Outcome, Rejected, Verdict
 from trimtab.v1 import feedback_pb2 as pb
+from xds_server.resources import RUNTIME_NAME, runtime_resource
+from xds_server.snapshot import TypeUrl
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -36,6 +38,7 @@ class Script:
         "silent": Chunks([(0, b": ping\n\n"), (0, ROLE), *[(0.2, b": ping\n\n")] * 100]),
         "late": tokens(4, DEADLINE_S + 0.5, 0.01),
         "hang": Hang(),
+        "reset": Chunks([], cut=True),
         "dead": Chunks([(0, ROLE), (0.02, DEAD), (0, DONE)]),
         "full": Chunks([(0, FULL), (0, DONE)]),
         "empty": Chunks([]),
@@ -231,6 +234,21 @@ async def test_a_refusal_is_not_retried_when_all_refuse(rig: Rig) -> None:
         assert (await do(rig, "busy", "tokens"))[1] == 2
     finally:
         rig.ext_proc.retries.take_states(pb.PoolStates())
+
+
+async def test_the_only_endpoint_is_not_asked_again_by_all_that_wait_for_it(rig: Rig) -> None:
+    limit = {"circuit_breakers.gated.default.max_retries": 1}
+    await rig.control_plane.set({TypeUrl.RTDS: {RUNTIME_NAME: runtime_resource(100, limit)}})
+    try:
+        answers = await asyncio.gather(*(do(rig, "silent") for _ in range(6)))
+        assert [answer.status for answer, _ in answers] == [504] * 6
+        assert sorted(attempts for _, attempts in answers) == [1, 1, 1, 1, 1, 3]
+        answer, attempts = await do(rig, "reset", "tokens")
+        assert (is_whole(answer), attempts) == (True, 2)
+    finally:
+        await rig.control_plane.set({TypeUrl.RTDS: {RUNTIME_NAME: runtime_resource(100)}})
+    answers = await asyncio.gather(*(do(rig, "silent", "tokens") for _ in range(6)))
+    assert [(is_whole(answer), attempts) for answer, attempts in answers] == [(True, 2)] * 6, "no limit is left"
 
 
 async def test_what_was_held_is_counted(rig: Rig) -> None:

@@ -118,6 +118,44 @@ class TestSilent:
         scene.see(read(1011.0, generated_tokens=1009))
         assert seen(scene, 1011.5) == {Sign.SILENT: 1}
 
+    def test_a_counter_does_not_excuse_for_ever_that_no_client_gets_a_token(self) -> None:
+        """An engine whose front hangs goes on generating."""
+        scene = used_to()
+        for second in range(40):
+            at = 1000.0 + second
+            scene.see(read(at, generated_tokens=1000 + second), started(at, request=f"r{second}"))
+            expected = {Sign.SILENT: 1} if second == 30 else {}
+            assert seen(scene, at + 0.9) == expected, f"at {second} s"
+            if second == 30:
+                break
+        assert scene.at().state == State.OPEN
+        scene.see(read(1031.0, generated_tokens=2000))
+        scene.step(1031.1)
+        assert scene.at().state == State.OPEN, "nor does it close the breaker"
+        scene.see(token(1031.5, request="r0"))
+        scene.step(1031.6)
+        assert scene.at().state == State.RAMPING
+
+    def test_a_token_to_any_client_begins_the_counters_time_anew(self) -> None:
+        """Sequences that were preempted were silent for 24 s while others got tokens."""
+        scene = used_to()
+        scene.see(started(1000.0, request="stuck"))
+        for second in range(55):
+            at = 1000.0 + second
+            scene.see(read(at, generated_tokens=1000 + second))
+            if second == 26:
+                scene.see(*answered(at, 0.1, request="other"))
+            assert seen(scene, at + 0.9) == {}
+
+    def test_a_counter_excuses_an_answer_in_one_piece_for_as_long_as_it_takes(self) -> None:
+        scene = used_to()
+        for number in range(20):
+            scene.see(*unary(900.0 + number, 1.0, request=f"u{number}"))
+        scene.see(started(1000.0, request="long", streamed=False))
+        for second in range(60):
+            scene.see(read(1000.0 + second, generated_tokens=1000 + second))
+            assert seen(scene, 1000.9 + second) == {}
+
     @pytest.mark.parametrize(
         "answer",
         [

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.heart.scene import A, B, C, Scene, failed, rejected
-from trimtab.shaping.spill import Spill, can_take, wants_tries
+from trimtab.shaping.spill import Spill, can_take, last_resort, wants_tries
 
 PARTS = st.floats(0, 1)
 
@@ -21,6 +21,26 @@ def test_the_first_that_can_takes_over_and_each_passes_on_what_it_cannot() -> No
 
 def test_if_no_fallback_can_the_pool_keeps_all() -> None:
     assert Spill().split(0.0, 0.0, [0.0], tries=False, rise_per_s=0.15) == (1.0, 0.0)
+
+
+def test_a_pool_of_the_dead_leaves_its_work_to_one_that_is_merely_full() -> None:
+    dead, full, good = Scene([A, B]), Scene([A, B]), Scene([A])
+    dead.see(*(failed(1000.0, address, f"{address}{i}") for address in (A, B) for i in range(3)))
+    full.see(rejected(1000.0, A))
+    full.see(*(failed(1000.0, B, f"{i}") for i in range(3)))
+    assert [one.step().serves for one in (dead, full, good)] == [False, True, True]
+    assert can_take(full.step(), 0) == 0.0
+
+    def split(*pools: Scene | None) -> tuple[float, ...]:
+        decisions = [pool.step() if pool else None for pool in pools]
+        takes = [can_take(decision, 0) for decision in decisions]
+        to = last_resort(decisions)
+        return Spill().split(0.0, takes[0], takes[1:], tries=False, rise_per_s=0.15, last_resort=to)
+
+    assert split(dead, full) == split(dead, None, full)[::2] == (0.0, 1.0)
+    assert split(full, full) == split(full, dead) == (1.0, 0.0)
+    assert split(dead, dead) == (1.0, 0.0), "no pool is better than itself"
+    assert split(dead, full, good) == (0.0, 0.0, 1.0)
 
 
 def test_it_falls_at_once_and_comes_back_slowly() -> None:

@@ -26,10 +26,11 @@ from trimtab.datapath import cluster_name, pool_of_cluster
 from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
 from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy import Policy, PolicyFile
+from trimtab.policy.deadlines import deadlined
 from trimtab.policy.model import Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision, State
 from trimtab.shaping.decision import ClassDecision
-from trimtab.shaping.spill import Spill, can_take, wants_tries
+from trimtab.shaping.spill import Spill, can_take, last_resort, wants_tries
 from trimtab.v1.feedback_pb2 import PoolStates
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
@@ -41,6 +42,7 @@ from xds_server.lrs import LrsService
 from xds_server.metrics import Metrics
 from xds_server.resources import RUNTIME_NAME, runtime_resource, static_resources
 from xds_server.resources.fallbacks import runtime_of
+from xds_server.resources.retries import retry_limits
 from xds_server.retired import RetiredClusters
 from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
 from xds_server.sources.prober import Prober, ReadAnswer
@@ -92,6 +94,7 @@ class ControlPlane:
         self._usage: dict[str, tuple[float, int]] = {}
         self._spills: dict[str, Spill] = defaultdict(Spill)
         self._splits: dict[str, Mapping[str, object]] = {}  # entries of the runtime layer, by pool
+        self._retry_limits: dict[str, Mapping[str, int]] = {}  # likewise
         self._heartbeats = Heartbeats()
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
@@ -213,6 +216,7 @@ class ControlPlane:
         for name in self._pools.keys() - wanted.keys():
             self._pools.pop(name).task.cancel()
             self._state.decisions.pop(name, None)
+            self._retry_limits.pop(name, None)
         for name in self._splits.keys() - {pool.name for pool in policy.pools if pool.fallbacks}:
             for known in (self._spills, self._splits, self._state.splits):
                 known.pop(name, None)
@@ -274,6 +278,7 @@ class ControlPlane:
         self._state.decisions[decision.pool] = decision
         self.metrics.decided(decision, step_s)
         self._split(decision)
+        self._limit_retries(decision)
         if self._cache.snapshot is None:
             return
         if decision.changed:
@@ -289,8 +294,8 @@ class ControlPlane:
         if not policy.fallbacks:
             return
         takes = []
-        for fallback in policy.fallbacks:
-            other = self._state.decisions.get(fallback.pool) if fallback.pool else None
+        others = [self._state.decisions.get(fallback.pool) if fallback.pool else None for fallback in policy.fallbacks]
+        for fallback, other in zip(policy.fallbacks, others, strict=True):
             below = self._pools[fallback.pool].policy.spill_below if fallback.pool else 0.0
             takes.append(1.0 if fallback.pool is None else can_take(other, below))
         parts = self._spills[decision.pool].split(
@@ -299,6 +304,7 @@ class ControlPlane:
             takes,
             tries=wants_tries(decision),
             rise_per_s=policy.shaping.ramp_points_per_s / 100,
+            last_resort=last_resort([decision, *others]),
         )
         names = (decision.pool, *(fallback.name for fallback in policy.fallbacks))
         self._state.splits[decision.pool] = dict(zip(names, parts, strict=True))
@@ -308,9 +314,18 @@ class ControlPlane:
             if self._cache.snapshot is not None:
                 self._cache.set_runtime(RUNTIME_NAME, self._runtime())
 
+    def _limit_retries(self, decision: PoolDecision) -> None:
+        """Keep retries of a missed deadline from the endpoint that missed it, where no other takes work."""
+        timed = decision.pool in deadlined(self._policy.pools)
+        limits = retry_limits(self._pools[decision.pool].policy, decision) if timed else {}
+        if limits != self._retry_limits.get(decision.pool, {}):
+            self._retry_limits[decision.pool] = limits
+            if self._cache.snapshot is not None:
+                self._cache.set_runtime(RUNTIME_NAME, self._runtime())
+
     def _runtime(self) -> bytes:
-        splits = {key: entry for entries in self._splits.values() for key, entry in entries.items()}
-        return runtime_resource(self._share.percent, splits)
+        of_pools = [*self._splits.values(), *self._retry_limits.values()]
+        return runtime_resource(self._share.percent, {k: entry for entries in of_pools for k, entry in entries.items()})
 
     async def _sample(self) -> None:
         if not self._usage:

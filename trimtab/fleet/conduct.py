@@ -195,13 +195,17 @@ class Conduct:
         if usual_ttft_s is not None:
             stream = self.ledger.waiting_stream(since, self._coverage.silent_rank(now))
             if stream is not None:
-                waited_since = self.life.waited_since(stream.started_at)
-                self._suspect_silence(now, patience, waited_since, usual_ttft_s * self._size(now, stream), "token")
+                silent_s = self.life.silent_for(
+                    now, self.life.waited_since(stream.started_at), counter_excuses_s=patience.stalled_after_s
+                )
+                self._suspect_silence(now, patience, silent_s, usual_ttft_s * self._size(now, stream), "token")
         if usual_answer_s is not None:
             # An answer of the time when the observers were away may have come unseen.
             answer = self.ledger.waiting_answer(max(since, self._coverage.missed_until))
             if answer is not None:
-                self._suspect_silence(now, patience, answer.started_at, usual_answer_s, "answer")
+                # It may be this long answer that the counter counts.
+                silent_s = self.life.silent_for(now, answer.started_at)
+                self._suspect_silence(now, patience, silent_s, usual_answer_s, "answer")
         stalled_s = self.life.stalled_for(now)
         if stalled_s > patience.stalled_after_s:
             self._suspect(now, Sign.STALLED, f"nothing more of its streams for {stalled_s:.1f} s")
@@ -375,8 +379,7 @@ class Conduct:
         usual = self._pace.prompt_bytes_mean(now)
         return max(1.0, attempt.prompt_bytes / usual) if usual and attempt.prompt_bytes else 1.0
 
-    def _suspect_silence(self, now: float, patience: Patience, since: float, usual_s: float, what: str) -> None:
-        silent_s = self.life.silent_for(now, since)
+    def _suspect_silence(self, now: float, patience: Patience, silent_s: float, usual_s: float, what: str) -> None:
         if silent_s > max(patience.silent_after_s, patience.silent_factor * usual_s):
             self._suspect(now, Sign.SILENT, f"no {what} for {silent_s:.1f} s, where {usual_s:.1f} s is slow")
 

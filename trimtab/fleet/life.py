@@ -30,10 +30,11 @@ class Life:
     errors and metrics come from an engine that hangs too.
     """
 
-    __slots__ = ("_alive_at", "_answered", "_answers", "_given_up", "_read", "_told_at")
+    __slots__ = ("_alive_at", "_answered", "_answers", "_counted_at", "_given_up", "_read", "_told_at")
 
     def __init__(self) -> None:
-        self._alive_at = -inf
+        self._alive_at = -inf  # for a client to see
+        self._counted_at = -inf  # by its own counter
         self._told_at = -inf
         self._given_up: tuple[float, float] | None = None  # from when to when clients waited who then left
         self._read: dict[Attempt, None] = {}  # streams that are read whole, and are under way; an empty set is larger
@@ -46,8 +47,12 @@ class Life:
         return self._told_at
 
     def alive(self, at: float) -> None:
-        """It generated something at `at`."""
+        """A client was seen to get at `at` what it had generated."""
         self._alive_at = max(self._alive_at, at)
+
+    def counted(self, at: float) -> None:
+        """Its counter of generated tokens has moved since `at`."""
+        self._counted_at = max(self._counted_at, at)
 
     def answered(self, at: float, took_s: float) -> None:
         """It gave an answer in one piece."""
@@ -71,9 +76,13 @@ class Life:
             return min(started_at, self._given_up[0])
         return started_at
 
-    def silent_for(self, now: float, since: float) -> float:
-        """How long [s] it has generated nothing, of the time since `since`."""
-        return now - max(since, self._alive_at)
+    def silent_for(self, now: float, since: float, counter_excuses_s: float = inf) -> float:
+        """How long [s] it has generated nothing, of the time since `since`.
+
+        An engine whose front hangs goes on counting, so its counter excuses no longer silence than that.
+        """
+        unseen_s = now - max(since, self._alive_at)
+        return min(unseen_s, now - self._counted_at) if unseen_s <= counter_excuses_s else unseen_s
 
     def reads(self, attempt: Attempt, goes_on: bool) -> None:
         """More was read of a stream that is read whole; `goes_on`: and more is to come."""
@@ -88,7 +97,7 @@ class Life:
 
     def stalled_for(self, now: float) -> float:
         """How long [s] a stream that is read whole has shown nothing, nor has anything else."""
-        return now - self._alive_at if self._read else 0.0
+        return self.silent_for(now, -inf) if self._read else 0.0
 
     def told(self, at: float) -> None:
         """It was suspected at `at`; only what is sent, or read, from now on can make it suspect again."""

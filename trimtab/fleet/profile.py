@@ -99,7 +99,7 @@ class Profile:
         if self._is_news(read):
             at = min(now, read.at)
             if (generated_since := self._readings.generated_since(read)) is not None:
-                self.conduct.life.alive(generated_since)
+                self.conduct.life.counted(generated_since)
             self._readings.take(at, read)
             self._progress.take(at, read.signals)
             if read.signals.generated_tokens is not None:

@@ -83,3 +83,4 @@ class PoolDecision:
     classes: tuple[str, ...] = ()  # names, short to long
     bytes_per_token: float | None = None  # see `PoolSnapshot`
     signs: tuple[tuple[EndpointId, Sign], ...] = ()  # of death, that were seen since the last step
+    serves: bool = True  # an endpoint is in, or merely full: some requests are answered

@@ -145,7 +145,8 @@ class Shaper:
             )
         names = tuple(one.name for one in pool.classes)
         signs = tuple((id, sign) for id, standing in self._standings.items() for sign in standing.take_signs())
-        return PoolDecision(pool.pool, now, tuple(decisions), changed, names, pool.bytes_per_token, signs)
+        serves = full or not all_out
+        return PoolDecision(pool.pool, now, tuple(decisions), changed, names, pool.bytes_per_token, signs, serves)
 
     def _standing(self, now: float, endpoint: EndpointId) -> Standing:
         known = self._standings.get(endpoint)

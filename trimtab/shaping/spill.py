@@ -27,6 +27,14 @@ def wants_tries(decision: PoolDecision) -> bool:
     return any(endpoint.state is State.HALF_OPEN for endpoint in decision.endpoints)
 
 
+def last_resort(decisions: Sequence[PoolDecision | None]) -> int:
+    """Which of a pool (the first) and its fallbacks gets what none can take: the first that serves some at least.
+
+    None is one of which nothing is known, or that is no pool. If none serves, it is the pool itself.
+    """
+    return next((number for number, decision in enumerate(decisions) if decision and decision.serves), 0)
+
+
 class Spill:
     """One pool's split. What it keeps falls at once, and rises slowly: who comes back is not flooded."""
 
@@ -35,20 +43,28 @@ class Spill:
         self._keeps: float | None = None
 
     def split(
-        self, now: float, keeps: float, fallbacks: Sequence[float], *, tries: bool, rise_per_s: float
+        self,
+        now: float,
+        keeps: float,
+        fallbacks: Sequence[float],
+        *,
+        tries: bool,
+        rise_per_s: float,
+        last_resort: int = 0,
     ) -> tuple[float, ...]:
         """The parts of the pool itself and of each fallback; they sum to 1.
 
         `keeps` (0..1) is what the pool can take, `fallbacks` what each can take of what comes to it; what none of them
-        takes, the pool keeps. `tries`: an attempt could bring an endpoint back.
+        takes goes to the part of the number `last_resort`. `tries`: an attempt could bring an endpoint back.
         """
         if self._keeps is not None and keeps > self._keeps:
             keeps = min(keeps, self._keeps + rise_per_s * max(0.0, now - self._at))
         self._at, self._keeps = now, keeps
         if tries:
             keeps = max(keeps, _TRIED_WITH)
-        left, parts = 1.0 - keeps, []
+        left, parts = 1.0 - keeps, [keeps]
         for takes in fallbacks:
             parts.append(left * takes)
             left -= parts[-1]
-        return keeps + left, *parts
+        parts[last_resort] += left
+        return tuple(parts)

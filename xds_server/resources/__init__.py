@@ -32,9 +32,9 @@ def _clusters(policy: Policy) -> Iterator[Cluster]:
         yield from fallbacks.clusters(pool)
 
 
-def runtime_resource(watch_percent: float, splits: Mapping[str, object] | None = None) -> bytes:
-    """The serialised runtime layer with another share of watched attempts (0 to 100), and other splits."""
-    return bytes(runtime(watch_percent, splits or {}))
+def runtime_resource(watch_percent: float, entries: Mapping[str, object] | None = None) -> bytes:
+    """The serialised runtime layer with another share of watched attempts (0 to 100), and other entries."""
+    return bytes(runtime(watch_percent, entries or {}))
 
 
 __all__ = ["LISTENER_NAME", "ROUTES_NAME", "RUNTIME_NAME", "runtime_resource", "static_resources"]

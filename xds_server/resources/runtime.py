@@ -11,15 +11,15 @@ from xds_server.resources.observers import fraction
 RUNTIME_NAME = "trimtab"
 
 
-def runtime(watch_percent: float, splits: Mapping[str, object]) -> Runtime:
+def runtime(watch_percent: float, entries: Mapping[str, object]) -> Runtime:
     """The layer of the bootstrap's name, with the share of streamed attempts that are watched (0 to 100).
 
-    `splits` are the entries of pools with fallbacks.
+    `entries` are those of pools.
     """
     share = fraction(watch_percent)
     return Runtime(
         name=RUNTIME_NAME,
         layer=Struct.from_dict(
-            {WATCH_SHARE_KEY: {"numerator": share.numerator, "denominator": share.denominator.name}, **splits}
+            {WATCH_SHARE_KEY: {"numerator": share.numerator, "denominator": share.denominator.name}, **entries}
         ),
     )

@@ -121,6 +121,41 @@ def test_nothing_is_poured_over_an_endpoint_that_takes_no_work() -> None:
     assert scores[B].share == pytest.approx(1, abs=0.003)
 
 
+class TestNewcomers:
+    """Two endpoints at 400 ms a thousand prompt tokens, and others that join them."""
+
+    def law(self) -> PredictedTtft:
+        law = PredictedTtft(PredictedTtftPolicy())
+        law.judge(snapshot(EndpointView(A, "a", 2), EndpointView(B, "b", 1)), 100.0)
+        for _ in range(50):
+            law.learn(TokenSample(A, 100.0, 0.4, 4000, 4000, 1))
+            law.learn(TokenSample(B, 100.0, 0.8, 4000, 4000, 1))
+        return law
+
+    def shares(self, law: PredictedTtft, newcomers: int, prompt_bytes: int, at: float) -> dict[EndpointId, float]:
+        new = [EndpointView(EndpointId(f"10.0.1.{number}:80"), "n", 2) for number in range(newcomers)]
+        known = [EndpointView(A, "a", 2, prompt_bytes_sent=prompt_bytes), EndpointView(B, "b", 1)]
+        return {id: score.share for id, score in law.judge(snapshot(*known, *new), at).items()}
+
+    @pytest.mark.parametrize("newcomers", [1, 3, 40])
+    def test_all_together_get_a_quarter_until_they_have_answered(self, newcomers: int) -> None:
+        law = self.law()
+        self.shares(law, 0, 0, 100.1)
+        shares = self.shares(law, newcomers, 400_000, 100.2)
+        assert shares[A] + shares[B] >= 0.749
+        for number in range(newcomers):
+            law.learn(TokenSample(EndpointId(f"10.0.1.{number}:80"), 100.3, 0.4, 4000, 4000, 1))
+        later = self.shares(law, newcomers, 800_000, 100.4)
+        assert later[A] == pytest.approx(2 / (3 + 2 * newcomers), rel=0.1)
+
+    def test_endpoints_that_begin_together_are_no_newcomers(self) -> None:
+        law = PredictedTtft(PredictedTtftPolicy())
+        self.shares(law, 1, 0, 100.0)
+        assert self.shares(law, 1, 400_000, 100.1)[A] == pytest.approx(0.4, abs=0.01)
+        law.learn(TokenSample(B, 100.2, 0.2, 4000, 4000, 1))
+        assert self.shares(law, 1, 800_000, 100.3)[EndpointId("10.0.1.0:80")] > 0.3
+
+
 class TestTries:
     """An endpoint that became ten times slower, beside one that did not."""
 

@@ -60,6 +60,8 @@ class TestSilent:
         scene.see(token(1004.0, request="r0"))
         scene.step()
         assert scene.at().state == State.RAMPING, "an answer to what was sent meanwhile shows that it lives"
+        scene.run(1012.0, 0.1)
+        assert scene.at().state == State.UP, "its ramp begins now, and not when its breaker would have ended"
 
     @pytest.mark.parametrize("law", ["health", "predicted_ttft"])
     def test_it_is_seen_whatever_the_law(self, law: str) -> None:

@@ -16,7 +16,7 @@ class Ramp:
     def let(self, now: float, score: float, points_per_s: float) -> float:
         """Let a score through as far as it may have risen by `now`."""
         self.score = min(score, self.score + points_per_s * max(0.0, now - self._at))
-        self._at = max(self._at, now)
+        self._at = now  # which may be before `hold` expected it: a token has closed the breaker
         return self.score
 
     def follow(self, now: float, score: float) -> float:

@@ -11,7 +11,7 @@ from tests.system.stack import Engines, Trimtab, policy_for, running
 from trimtab.sim.client import Outcome, replay
 from trimtab.sim.trace import Request
 
-pytestmark = [pytest.mark.integration, pytest.mark.alone]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.soak]
 
 
 async def test_streams_that_stop_and_streams_that_end_too_soon(tmp_path: Path) -> None:

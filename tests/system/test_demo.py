@@ -10,6 +10,7 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
+
 async def demo(folder: Path, arms: list[str], seconds: float, seed: int) -> dict[str, Any]:
     report = folder / f"report-{seed}.json"
     process = await asyncio.create_subprocess_exec(

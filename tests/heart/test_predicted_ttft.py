@@ -138,15 +138,36 @@ class TestNewcomers:
         return {id: score.share for id, score in law.judge(snapshot(*known, *new), at).items()}
 
     @pytest.mark.parametrize("newcomers", [1, 3, 40])
-    def test_all_together_get_a_quarter_until_they_have_answered(self, newcomers: int) -> None:
+    def test_all_together_get_a_tenth_until_they_have_answered(self, newcomers: int) -> None:
         law = self.law()
         self.shares(law, 0, 0, 100.1)
         shares = self.shares(law, newcomers, 400_000, 100.2)
-        assert shares[A] + shares[B] >= 0.749
+        assert shares[A] + shares[B] > 0.87
         for number in range(newcomers):
             law.learn(TokenSample(EndpointId(f"10.0.1.{number}:80"), 100.3, 0.4, 4000, 4000, 1))
         later = self.shares(law, newcomers, 800_000, 100.4)
         assert later[A] == pytest.approx(2 / (3 + 2 * newcomers), rel=0.1)
+
+    def test_nor_do_they_get_all_where_the_others_have_queues(self) -> None:
+        law = self.law()
+
+        def share_of_a(prompt_bytes: int, at: float) -> float:
+            queue = {"outstanding_prompt_bytes": 400_000, "in_flight": 20}
+            known = [EndpointView(A, "a", 1, prompt_bytes_sent=prompt_bytes, **queue), EndpointView(B, "b", 1, **queue)]
+            return law.judge(snapshot(*known, *new), at)[A].share
+
+        new: list[EndpointView] = []
+        share_of_a(0, 100.1)
+        new = [EndpointView(EndpointId(f"10.0.1.{number}:80"), "n", 1) for number in range(3)]
+        assert share_of_a(400_000, 100.2) > 0.4
+        for view in new:
+            law.learn(TokenSample(view.id, 100.3, 0.4, 4000, 4000, 1))
+        assert share_of_a(400_000, 100.4) < 0.01
+
+    def test_one_at_a_time_is_tried_where_little_comes(self) -> None:
+        law = self.law()
+        now = self.shares(law, 3, 0, 100.1)
+        assert [now[EndpointId(f"10.0.1.{number}:80")] > 0.4 for number in range(3)] == [True, False, False]
 
     def test_endpoints_that_begin_together_are_no_newcomers(self) -> None:
         law = PredictedTtft(PredictedTtftPolicy())

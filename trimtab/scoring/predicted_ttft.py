@@ -27,7 +27,7 @@ _FIRST_SAMPLES = 3  # until then its costs are still a guess
 _MOST_OF_A_TRY = 0.9
 _LONGEST_POUR_S = 2.0
 # Endpoints that join a pool that works get so much together at most, until each has shown that it answers.
-_MOST_OF_NEWCOMERS = 0.25
+_MOST_OF_NEWCOMERS = 0.1
 _BEST_FADES = 0.01  # per sample: what was better for some hundred answers is the past
 
 
@@ -169,6 +169,8 @@ class PredictedTtft(Law):
             not view.in_flight and endpoint.wants_try(now, wait, self._policy.retry_s)
             for view, endpoint, wait in zip(pool.endpoints, known, waits, strict=True)
         ]
+        if (newcomer := _next_newcomer(pool, known)) is not None:
+            tried[newcomer] = True
         by_class = self._parts(pool, known, waits, floors, tried)
         return {
             view.id: self._score(view, known[number].cost, waits[number], [parts[number] for parts in by_class])
@@ -246,6 +248,7 @@ class PredictedTtft(Law):
             free = [number for number, view in enumerate(pool.endpoints) if view.id not in out]
             rates = [self._rate(known[number].cost, demand) for number in free]
             shares = dict(zip(free, self._shares(demand, [levels[number] for number in free], rates), strict=True))
+            _bound_newcomers(shares, dict(zip(free, rates, strict=True)), known)
             for number, rate in zip(free, rates, strict=True):
                 levels[number] += shares[number] * demand.mean / rate
             try_part = self._one_request(demand)
@@ -253,13 +256,6 @@ class PredictedTtft(Law):
                 max(shares.get(number, 0.0), floor, try_part if is_tried else 0.0)
                 for number, (floor, is_tried) in enumerate(zip(floors, tried, strict=True))
             ]
-            newcomers = [number for number in free if known[number].newcomer]
-            theirs = sum(parts[number] for number in newcomers)
-            most = sum(parts[number] for number in free) - theirs
-            most *= _MOST_OF_NEWCOMERS / (1.0 - _MOST_OF_NEWCOMERS)
-            if 0.0 < most < theirs:
-                for number in newcomers:
-                    parts[number] *= most / theirs
             total = sum(parts[number] for number in free) or 1.0
             by_class.append([part / total for part in parts])
         return by_class[::-1]
@@ -335,6 +331,29 @@ def _out_of_each(pool: PoolSnapshot) -> Sequence[frozenset[EndpointId]]:
     """Those that take nothing of each length class, short to long; of a pool that has none, of all."""
     longest = pool.held | pool.barred
     return [pool.held] * (len(pool.classes) - 1) + [longest]
+
+
+def _next_newcomer(pool: PoolSnapshot, known: Sequence[_Endpoint]) -> int | None:
+    """The newcomer that is to show next whether it answers. One at a time: what it fails is retried on the others."""
+    for number, (view, endpoint) in enumerate(zip(pool.endpoints, known, strict=True)):
+        if endpoint.newcomer and not view.in_flight and view.id not in pool.held:
+            return number
+    return None
+
+
+def _bound_newcomers(shares: dict[int, float], rates: Mapping[int, float], known: Sequence[_Endpoint]) -> None:
+    """Give those that have answered what newcomers have beyond their part: as it was poured, or else by their rates."""
+    proven = [number for number in shares if not known[number].newcomer]
+    poured = sum(shares[number] for number in proven)
+    if not proven or poured >= 1.0 - _MOST_OF_NEWCOMERS:
+        return
+    parts = {number: shares[number] / poured for number in proven} if poured > 0 else rates
+    total = sum(parts[number] for number in proven)
+    for number in shares:
+        if known[number].newcomer:
+            shares[number] *= _MOST_OF_NEWCOMERS / (1.0 - poured)
+        else:
+            shares[number] = (1.0 - _MOST_OF_NEWCOMERS) * parts[number] / total
 
 
 def pour(work: float, waits: Sequence[float], rates: Sequence[float]) -> list[float]:

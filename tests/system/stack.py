@@ -164,13 +164,14 @@ class Trimtab(Process):
 
 
 def policy_for(engines: Engines, *, capacities: Sequence[float | None] = (), **pool: Any) -> dict[str, Any]:
-    """A policy with one pool over all engines."""
+    """A policy with one pool over all engines. Every stream is watched, however busy the machine."""
     padded = [*capacities, *([None] * (len(engines.addresses) - len(capacities)))]
     endpoints = [
         {"address": address, **({"capacity": capacity} if capacity else {})}
         for address, capacity in zip(engines.addresses, padded, strict=True)
     ]
-    return {**on_free_ports(), "pools": [{"name": "sim", "endpoints": endpoints, **pool}]}
+    pools = [{"name": "sim", "endpoints": endpoints, **pool}]
+    return {**on_free_ports(), "ext_proc": {"cpu_budget_cores": 64}, "pools": pools}
 
 
 @asynccontextmanager

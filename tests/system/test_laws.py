@@ -49,7 +49,7 @@ async def test_each_law_moves_the_weights_of_a_running_envoy(tmp_path: Path) -> 
             capacities=[10, 4, 10],
             signals={"scrape_interval_ms": 300, "scrape_timeout_ms": 300},
         )
-        policy["ext_proc"] = {"full_stream_percent": 100}
+        policy["ext_proc"] |= {"full_stream_percent": 100}
         serve = Trimtab(tmp_path, "serve", policy)
         loaded = load_policy(serve.policy_file)
         envoy = EnvoyProcess(render_bootstrap(loaded), loaded.services.envoy_admin, tmp_path)

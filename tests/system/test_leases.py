@@ -92,7 +92,7 @@ async def test_streams_keep_their_leases_when_reports_stop_and_when_the_cluster_
         await until(lambda: parts.reported is None, 5, "reports missed")
         lrs._closed.clear()
         await until(lambda: parts.reported == STREAMS, 15, "reports again")
-        parts.observer.policy["ext_proc"] = {"reject_timeout_ms": 120}  # is in the cluster
+        parts.observer.policy["ext_proc"] |= {"reject_timeout_ms": 120}  # is in the cluster
         parts.observer.write_policy()
         await until(lambda: parts.reported == 0, 5, "the new cluster")
         await asyncio.sleep(2)

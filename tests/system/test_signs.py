@@ -23,7 +23,7 @@ async def test_streams_that_stop_and_streams_that_end_too_soon(tmp_path: Path) -
             signs={"stalled_after_s": 2.5},
             shaping={"breaker_open_s": 20},
         )
-        policy["ext_proc"] = {"full_stream_percent": 100}
+        policy["ext_proc"] |= {"full_stream_percent": 100}
         trimtab = Trimtab(tmp_path, "up", policy)
         address = engines.addresses[0]
 

@@ -17,7 +17,7 @@ async def test_workers_see_every_attempt(tmp_path: Path) -> None:
     engines = Engines(tmp_path, ["a100", "a100"])
     async with running(engines):
         policy = policy_for(engines)
-        policy["ext_proc"] = {"workers": 3}
+        policy["ext_proc"] |= {"workers": 3}
         policy["listen"]["address"] = "::1"
         policy["services"]["xds"] = f"unix:{tmp_path}/xds.sock"
         trimtab = Trimtab(tmp_path, "up", policy)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -9,6 +10,10 @@ from typing import Any, Self
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, Event
+
+from tests.datapath.rig import Rig
+from tests.harness import Call, until
+from trimtab.fleet.observation import AttemptEnded, Outcome
 
 
 class H2Client:
@@ -62,3 +67,15 @@ class H2Client:
 
     def _send(self) -> None:
         self._writer.write(self._http.data_to_send())
+
+
+async def leave_and_free(client: H2Client, stream: int, rig: Rig, call: Call, *, reset: bool) -> None:
+    """Leave a stream that `call` serves, by RST_STREAM or by closing the connection: its engine is free in a second."""
+    left_at = time.time()
+    client.reset(stream) if reset else client.leave()
+    await until(lambda: call.over_at and rig.seen(AttemptEnded, call.request_id))
+    (end,) = rig.seen(AttemptEnded, call.request_id)
+    assert end.outcome is Outcome.ABORTED
+    assert end.at < left_at + 1
+    assert call.over_at is not None
+    assert call.over_at < left_at + 1

@@ -311,8 +311,7 @@ class ControlPlane:
         entries = runtime_of(policy, parts, {name: pool.policy for name, pool in self._pools.items()})
         if entries != self._splits.get(decision.pool):
             self._splits[decision.pool] = entries
-            if self._cache.snapshot is not None:
-                self._cache.set_runtime(RUNTIME_NAME, self._runtime())
+            self._push_runtime()
 
     def _limit_retries(self, decision: PoolDecision) -> None:
         """Keep retries of a missed deadline from the endpoint that missed it, where no other takes work."""
@@ -320,8 +319,11 @@ class ControlPlane:
         limits = retry_limits(self._pools[decision.pool].policy, decision) if timed else {}
         if limits != self._retry_limits.get(decision.pool, {}):
             self._retry_limits[decision.pool] = limits
-            if self._cache.snapshot is not None:
-                self._cache.set_runtime(RUNTIME_NAME, self._runtime())
+            self._push_runtime()
+
+    def _push_runtime(self) -> None:
+        if self._cache.snapshot is not None:
+            self._cache.set_runtime(RUNTIME_NAME, self._runtime())
 
     def _runtime(self) -> bytes:
         of_pools = [*self._splits.values(), *self._retry_limits.values()]
@@ -334,8 +336,7 @@ class ControlPlane:
         watched = sum(count for _, count in self._usage.values())
         percent = self._share.update(time.time(), cpu_seconds, watched)
         self.metrics.watch_share(percent)
-        if self._cache.snapshot is not None:
-            self._cache.set_runtime(RUNTIME_NAME, self._runtime())
+        self._push_runtime()
 
     async def _retire(self) -> None:
         if self._retired.is_due(time.monotonic()):

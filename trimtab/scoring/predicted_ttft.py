@@ -156,15 +156,16 @@ class PredictedTtft(Law):
         self._learned_ratio = pool.bytes_per_token or self._policy.bytes_per_token
         capacities = capacities_of(pool)
         largest = max(capacities.values(), default=1.0)
-        first = self._first_costs({id: capacity / largest for id, capacity in capacities.items()})
-        known = [self._endpoint(view.id, capacities[view.id] / largest, first) for view in pool.endpoints]
+        relative = {id: capacity / largest for id, capacity in capacities.items()}
+        first = None if relative.keys() <= self._endpoints.keys() else self._first_costs(relative)
+        known = [self._endpoint(view.id, relative[view.id], first) for view in pool.endpoints]
         sent = [
             endpoint.sent(now, view.prompt_bytes_sent) for view, endpoint in zip(pool.endpoints, known, strict=True)
         ]
         self._follow_demand(pool.classes, sum(sent), now)
         waits = [self._predicted(view, endpoint.cost) for view, endpoint in zip(pool.endpoints, known, strict=True)]
         # By capacity, not by the learned speed, which may be the very thing that is wrong.
-        floors = [self._policy.floor * capacities[view.id] / largest for view in pool.endpoints]
+        floors = [self._policy.floor * relative[view.id] for view in pool.endpoints]
         tried = [
             not view.in_flight and endpoint.wants_try(now, wait, self._policy.retry_s)
             for view, endpoint, wait in zip(pool.endpoints, known, waits, strict=True)

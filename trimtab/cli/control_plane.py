@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 import secrets
 import time
 from collections import defaultdict
@@ -21,14 +20,15 @@ from trimtab.cli.following import follow
 from trimtab.cli.heartbeats import Heartbeats
 from trimtab.cli.kept_file import kept_path
 from trimtab.cli.listening import bind, serve_http
+from trimtab.cli.running_pool import RunningPool
 from trimtab.cli.state_file import StateFile
 from trimtab.datapath import cluster_name, pool_of_cluster
 from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
 from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy import Policy, PolicyFile
 from trimtab.policy.deadlines import deadlined
-from trimtab.policy.model import Pool, split_host_port
-from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision, State
+from trimtab.policy.model import split_host_port
+from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision, State
 from trimtab.shaping.decision import ClassDecision
 from trimtab.shaping.spill import Spill, can_take, last_resort, wants_tries
 from trimtab.v1.feedback_pb2 import PoolStates
@@ -56,8 +56,6 @@ _REMEMBER_PERIOD_S = 5.0
 _REMEMBER_PAUSE_S = 0.5
 _SAMPLING_PERIOD_S = 1.0
 _RETIRING_PERIOD_S = 1.0
-# A clock that is set back by more than time services slew.
-_CLOCK_STEP_S = 2.0
 _IN = {State.UP, State.RAMPING}
 _OBSERVERS_MAX = 256  # of those that ended, the latest so many still count
 
@@ -89,7 +87,7 @@ class ControlPlane:
         self._state_file = _state_file(self._policy, policy_file.path)
         self._memory = self._state_file.read() if self._state_file else {}
         self._holds_changed = asyncio.Event()
-        self._pools: dict[str, _RunningPool] = {}
+        self._pools: dict[str, RunningPool] = {}
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
         self._usage: dict[str, tuple[float, int]] = {}
         self._spills: dict[str, Spill] = defaultdict(Spill)
@@ -224,7 +222,7 @@ class ControlPlane:
             if name in self._pools:
                 self._pools[name].reconfigure(now, pool)
             else:
-                self._pools[name] = _RunningPool(
+                self._pools[name] = RunningPool(
                     pool, self._memory.get(name), self._take_decision, self.metrics, self._heartbeats
                 )
         self._discovery.update(policy)
@@ -373,80 +371,6 @@ class ControlPlane:
         stack.push_async_callback(server.stop, 1.0)
         for service in (self._ads, self._lrs, self._feedback):
             stack.callback(service.close)
-
-
-class _RunningPool:
-    """A pool's controller and the task that steps it."""
-
-    def __init__(
-        self,
-        policy: Pool,
-        memory: object,
-        on_decision: Callable[[PoolDecision, float], None],
-        metrics: Metrics,
-        heartbeats: Heartbeats,
-    ) -> None:
-        self.policy = policy
-        self.controller = PoolController(policy, random.Random(), memory if isinstance(memory, dict) else None)
-        self.is_located = False
-        self._endpoints: Sequence[EndpointSpec] = ()
-        self._clock = time.time()
-        self._on_decision = on_decision
-        self._metrics = metrics
-        self._heartbeats = heartbeats
-        self.task = asyncio.create_task(self._run(), name=f"pool {policy.name}")
-
-    def set_endpoints(self, now: float, endpoints: Sequence[EndpointSpec]) -> None:
-        self._endpoints = endpoints
-        self.controller.set_endpoints(now, endpoints)
-        self.is_located = True
-
-    def reconfigure(self, now: float, policy: Pool) -> None:
-        self.policy = policy
-        self.controller.reconfigure(now, policy)
-
-    def observe(self, observations: Sequence[Observation]) -> None:
-        now = self._now()  # which may put another controller in place
-        self.controller.observe(now, observations)
-
-    def step(self) -> PoolDecision:
-        began = time.perf_counter()
-        now = self._now()
-        decision = self.controller.step(now)
-        self._on_decision(decision, time.perf_counter() - began)
-        return decision
-
-    def _now(self) -> float:
-        """The time; before anything is judged by it, what was not seen meanwhile is told."""
-        now = time.time()
-        if now < self._clock - _CLOCK_STEP_S:
-            # All that is known carries times that are now to come: nothing new would count beside it.
-            log.warning(
-                "pool %s: the clock was set back by %.0f s; what was learned is begun anew",
-                self.policy.name,
-                self._clock - now,
-            )
-            self.controller = PoolController(self.policy, random.Random(), None)
-            self.controller.set_endpoints(now, self._endpoints)
-        self._clock = now
-        if self._heartbeats.overdue(now):
-            self.controller.observe(now, [ObserverMissed(now, self.policy.name)])
-        return now
-
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        due = loop.time()
-        while True:
-            due = max(due + self.policy.interval_ms / 1000, loop.time())
-            await asyncio.sleep(due - loop.time())
-            if not self.is_located:
-                continue
-            try:
-                self.step()
-            except Exception:
-                # Envoy goes on with the last weights; the next interval may do better than no control at all.
-                log.exception("pool %s: a step failed", self.policy.name)
-                self._metrics.fault("step")
 
 
 async def _repeat(job: Callable[[], Awaitable[None]], period_s: float) -> None:

@@ -141,10 +141,11 @@ class PoolController:
                     profile=profiles[id.address],
                     standing=standing.remember(),
                 )
+        learned = {address: what for address, what in self._law.remember().items() if address in memories}
         return {
             "at": now,
             "endpoints": {address: memory.model_dump(mode="json") for address, memory in sorted(memories.items())},
-            "law": {"name": self._law.name, "memory": self._law.remember()},
+            "law": {"name": self._law.name, "memory": learned},
             "bytes_per_token": self._fleet.token_ratio.value,
         }
 

@@ -70,7 +70,7 @@ def build_assignment(cluster: str, endpoints: Sequence[EndpointWeight]) -> bytes
 
 @functools.lru_cache(maxsize=16_384)
 def _ip(host: str) -> str:
-    """`host` in the spelling in which Envoy will report it. Raises ValueError if it is no IP address."""
+    """`host` in one spelling, for who names it in two. Raises ValueError if it is no IP address."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

@@ -10,6 +10,7 @@ from tests.heart.scene import A, B, C, Scene, rejected
 from tests.heart.test_queried import asked
 from trimtab.pool import State
 from trimtab.shaping.gathering import DWELL_S
+from trimtab.shaping.spill import can_take
 
 IDLE = {"name": "use", "query": "u", "action": "consolidate", "below": 0.2, "until": 0.6}
 
@@ -39,6 +40,7 @@ def test_the_least_used_is_parked_one_at_a_time_and_keeps_its_floor(law: str) ->
     assert it.at(B).reason == "parked: use of all endpoints is below 0.2"
     assert use(it, 0.1, 0.0, 0.15, after_s=DWELL_S - 2) == [UP, PARKED, UP]
     assert use(it, 0.1, 0.0, 0.15, after_s=3) == [PARKED, PARKED, UP]
+    assert can_take(it.decision, spill_below=1) == 1, "fallbacks get nothing of it"
     assert use(it, 0.0, 0.0, 0.19, after_s=2 * DWELL_S) == [PARKED, PARKED, UP]
     assert it.at(C).share > 0.9
 

@@ -11,6 +11,7 @@ from trimtab.fleet.observation import Probed, ProbeResult
 from trimtab.policy.model import Pool
 from trimtab.shaping.decision import State
 from trimtab.shaping.liveness import probe_pause_s
+from trimtab.shaping.spill import can_take
 
 INTERVAL_S = 10.0
 
@@ -53,6 +54,7 @@ def test_one_silent_probe_makes_suspect_and_the_second_puts_it_out() -> None:
     s.see(probed(1002))
     assert state(s) is State.SUSPECT
     assert s.at().takes_work
+    assert can_take(s.decision, spill_below=1) == 1, "no fallback gets its work yet"
     assert s.at().reason == "suspect: a probe: no token within 1.2 s"
     s.see(probed(1005))
     assert state(s) is State.DOWN

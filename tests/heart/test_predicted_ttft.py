@@ -271,7 +271,9 @@ def test_what_was_learned_outlives_a_restart() -> None:
     for _ in range(30):
         law.learn(TokenSample(A, 100.0, 2.0, 4000, 4000, 1))
     again = PredictedTtft(PredictedTtftPolicy())
-    again.recall({**law.remember(), "10.0.0.9:1": {"per_kilotoken_s": "x"}, "y": 3})
+    endless = {"per_kilotoken_s": 1e300, "per_attempt_s": 10**400}
+    again.recall({**law.remember(), "10.0.0.9:1": {"per_kilotoken_s": "x"}, "y": 3, "z": endless})
+    assert "z" not in again.remember()
     waiting = EndpointView(A, "a", 1, outstanding_prompt_bytes=4000, in_flight=1)
     then, now = (x.judge(snapshot(waiting, views[1]), 101.0) for x in (law, again))
     assert {id: score.share for id, score in now.items()} == {id: score.share for id, score in then.items()}

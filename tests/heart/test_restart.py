@@ -99,6 +99,18 @@ def test_errors_that_are_remembered_fade_from_when_they_were() -> None:
     assert after.view(A).error_share == pytest.approx(4 / 8)
 
 
+def test_what_a_law_learned_of_an_endpoint_that_does_not_come_back_is_dropped_in_the_end() -> None:
+    before = Scene([A, B], scoring={"law": "predicted_ttft"})
+    before.see(*answered(1000.0, 0.2, A), *answered(1000.0, 0.2, B))
+    before.step()
+    memory = json.loads(json.dumps(before.controller.remember(before.now)))
+    after = Scene([A], now=before.now + 1.0, memory=memory, scoring={"law": "predicted_ttft"})
+    after.step()
+    for passed, kept in ((1.0, {A, B}), (601.0, {A})):
+        memory = after.controller.remember(after.now + passed)
+        assert memory["endpoints"].keys() == memory["law"]["memory"].keys() == kept
+
+
 def test_memory_older_than_ten_minutes_is_ignored() -> None:
     before = Scene([A, B])
     before.see(rejected(1000.0, A, retry_after_s=60.0), *answered(1000.0, 1.9, B))

@@ -85,3 +85,9 @@ def test_an_endpoint_that_is_half_open_wants_a_try() -> None:
     assert not wants_tries(scene.step())
     scene.run(1030.5)
     assert wants_tries(scene.step()) and can_take(scene.step(), 0) == 0.0
+
+
+def test_an_endpoint_without_a_capacity_counts_as_the_mean_of_the_others() -> None:
+    scene = Scene({A: 10, B: None})
+    scene.see(rejected(1000.0, A))
+    assert can_take(scene.step(), 1.0) == pytest.approx(0.5)

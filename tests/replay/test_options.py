@@ -121,6 +121,14 @@ def test_a_law_that_loses_a_part_is_played_and_the_part_is_told() -> None:
         "the term waiting is never known",
         "the signal broken never drains",
     ]
+    gathers = {"name": "idle", "query": "up", "action": "consolidate", "below": 0.2}
+    shields = {"name": "torn", "query": "up", "action": "no_long_prompts", "above": 0.5}
+    classes = [{"name": "short", "up_to_tokens": 1000}, {"name": "long"}]
+    asked = {"prometheus": {**ASKED, "custom": [gathers, shields]}}
+    assert [line.partition(": ")[2] for line in lost(pool(classes=classes, signals=asked))] == [
+        "the signal idle never gathers work",
+        "the signal torn never keeps long prompts away",
+    ]
     (_, waiting) = lost(pool(engine="ollama", scoring={"law": "health"}, signals={"orca": False, "prometheus": ASKED}))
     assert waiting.endswith("waiting is never known")
     assert lost(pool()) == lost(pool(engine="ollama", scoring={"law": "health"})) == ()

@@ -1,7 +1,9 @@
 """One replay: what becomes of requests."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 
@@ -9,8 +11,10 @@ from tests.replay.scene import fleet, run, steady
 from trimtab.policy.model import Retries
 from trimtab.scoring import PredictedTtftPolicy
 from trimtab.sim.client import Outcome
-from trimtab.sim.replay.arms import known_names, make_arm, usable_names
-from trimtab.sim.replay.figures import figures, ttft_s
+from trimtab.sim.replay.arms import Arm, known_names, make_arm, usable_names
+from trimtab.sim.replay.figures import figures, over_seeds, ttft_s
+from trimtab.sim.replay.hosts import Balancer, Host
+from trimtab.sim.replay.pickers import PowerOfTwo
 from trimtab.sim.trace import Request
 
 
@@ -132,3 +136,22 @@ def test_bytes_per_token_are_learned_wherever_they_begin(start: float) -> None:
         steady(600, 0.05, prompt=300), engines, replace(arm, pool=arm.pool.model_copy(update={"scoring": scoring}))
     )
     assert replay.bytes_per_token == pytest.approx(4, rel=0.05)
+
+
+def test_an_endpoint_remembers_what_an_answer_met_not_what_had_come_until_its_token() -> None:
+    engines, known = fleet({}), []
+
+    def watched(hosts: Sequence[Host], rng: Random) -> Balancer:
+        known.extend(hosts)
+        return PowerOfTwo(hosts, rng)
+
+    run([Request(at, 1200, 50) for at in (0.0, 0.01, 0.02)], engines, Arm("watched", watched, Retries()))
+    assert [met for met, _ in known[0].endpoint.answers] == [0, 1, 2]
+
+
+def test_a_figure_that_one_seed_cannot_tell_is_the_mean_of_the_others() -> None:
+    ttft = dict.fromkeys(("mean", "p50", "p90", "p99"), 1.0)
+    told = {"ttft_ms": ttft, "tpot_ms": {"mean": 12.0}, "errors": {}}
+    mean = over_seeds([told, {"ttft_ms": ttft, "tpot_ms": {}, "errors": {"http 503": 4}}])
+    assert mean["tpot_ms"] == {"mean": 12.0}
+    assert mean["errors"] == {"http 503": 2.0}, "none is a number"

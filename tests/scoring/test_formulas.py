@@ -287,6 +287,10 @@ class TestDecodeP99:
             scores = judged(law_again, view(0, inter_token_p99_s=0.08), view(1), at=2000.0 + 5 * number)
         assert scores[1].share > 0.99, "what is not seen is forgiven"
 
+    def test_gaps_that_are_far_too_long_everywhere_leave_the_weights_in_proportion(self) -> None:
+        steep = DecodeP99(DecodeP99Policy(decay_per_ms=1))
+        assert self.steps(2000, 2000, 5000, count=3, law=steep) == [1, 1, 1]
+
     def test_one_that_takes_no_work_keeps_its_weight(self) -> None:
         law = DecodeP99(DecodeP99Policy())
         views = view(1, inter_token_p99_s=0.08), view(2, inter_token_p99_s=0.5)

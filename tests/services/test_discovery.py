@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +15,7 @@ from tests.services.conftest import until
 from trimtab.policy.model import Policy
 from trimtab.pool import EndpointSpec
 from xds_server.discovery import Discovery
+from xds_server.discovery.names import Names as KeptNames
 from xds_server.discovery.resolver import Resolver
 
 
@@ -272,3 +274,63 @@ async def test_names_that_hang_hold_up_no_other(told: Told, monkeypatch: pytest.
     finally:
         let_go.set()
         await discovery.close()
+
+
+async def test_a_thousand_names_are_gone_over_once_not_at_each_try() -> None:
+    looks = []
+    answers = {f"gpu-{number}": ["10.0.0.1"] for number in range(1000)}
+    resolver = Names(**answers)
+    names = KeptNames(lambda: looks.append(len(resolver.asked)), resolver, Hurried())
+    names.want(answers.keys())
+    await until(lambda: len(resolver.asked) >= 3000)
+    assert len(looks) == 1
+    resolver.answers = {**answers, "gpu-7": ["10.0.0.2"], "gpu-8": OSError("no such name")}
+    await until(lambda: names.address("gpu-7") == "10.0.0.2")
+    assert (names.address("gpu-8"), len(looks)) == ("10.0.0.1", 2)
+    await names.close()
+
+
+def followed(count: int) -> Policy:
+    """Pools whose source is a file that is not there."""
+    nowhere = {"file": {"path": "/nowhere"}}
+    pools = [{"name": f"p{number}", "models": [f"m{number}"], "discovery": nowhere} for number in range(count)]
+    return Policy.model_validate({"version": 1, "pools": pools})
+
+
+async def test_a_remembered_endpoint_that_cannot_be_is_left_out(told: Told) -> None:
+    good = {"host": "10.0.0.1", "port": 8000, "name": "good", "capacity": 2.5, "labels": {}, "uid": ""}
+    bad = [
+        {**good, "host": "10.0.0.2", **wrong} for wrong in ({"capacity": 0}, {"capacity": float("nan")}, {"port": 0})
+    ]
+    discovery = Discovery(told.change, known={"p0": [*bad, good]}, rng=Hurried())
+    discovery.update(followed(1))
+    await until(lambda: told.addresses("p0") == ["10.0.0.1:8000"])
+    await discovery.close()
+
+
+async def test_another_thread_may_ask_for_statuses_while_pools_come_and_go(told: Told) -> None:
+    discovery, few, many = Discovery(told.change, rng=Hurried()), followed(1), followed(40)
+    done, faults = threading.Event(), list[Exception]()
+
+    def look() -> None:
+        while not done.is_set():
+            try:
+                discovery.statuses()
+            except RuntimeError as fault:
+                faults.append(fault)
+
+    interval_s = sys.getswitchinterval()
+    thread = threading.Thread(target=look)
+    try:
+        sys.setswitchinterval(1e-6)
+        thread.start()
+        for _ in range(20):
+            for policy in (many, few):
+                discovery.update(policy)
+                await asyncio.sleep(0)
+    finally:
+        done.set()
+        sys.setswitchinterval(interval_s)
+        thread.join()
+        await discovery.close()
+    assert not faults

@@ -266,6 +266,16 @@ class TestModels:
         assert probe.result is ProbeResult.UNDECIDED
         assert probe.reason == "HTTP 404 from /v1/models: name the model in probe.model"
 
+    @pytest.mark.parametrize("body", [b"[]", b"{}", b'{"data": 1}', b"[" * 100_000])
+    async def test_what_is_no_list(self, body: bytes) -> None:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return web.Response(body=body)
+
+        async with fake(answer) as endpoint:
+            probe = await first(endpoint, models=["*"])
+        assert probe.result is ProbeResult.UNDECIDED
+        assert probe.reason == "/v1/models is no list of models: name the model in probe.model"
+
 
 async def test_a_token_from_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:

@@ -1,6 +1,7 @@
 """Reading and changing traces."""
 
 import gzip
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,19 @@ def test_an_azure_trace_is_read_as_published(tmp_path: Path) -> None:
     assert load_trace(write(tmp_path, text)) == [Request(0.0, 374, 44), Request(4.314579, 396, 109)]
     later = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.009930+00:00,2162,5\n"
     assert load_trace(write(tmp_path, later)) == [Request(0.0, 2162, 5)]
+
+
+def test_times_without_a_zone_do_not_follow_the_clocks_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-10-29 02:59:59,1,1\n2023-10-29 03:00:01,1,1\n"
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    try:
+        time.tzset()
+        assert [request.arrival_s for request in load_trace(write(tmp_path, text))] == [0.0, 2.0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_burstgpt_trace_is_read_without_its_failures(tmp_path: Path) -> None:

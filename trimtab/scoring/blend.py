@@ -120,7 +120,7 @@ class Blend(Law):
         return frozenset(_READINGS[term.reading][0] for term in self._policy.terms if term.reading is not None)
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        capacities = capacities_of(pool)
+        capacities = capacities_of(pool.endpoints)
         scores = {}
         for view in pool.endpoints:
             lost = points_lost({term.name: (term.weight, term.loss(view)) for term in self._policy.terms})

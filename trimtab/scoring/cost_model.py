@@ -1,10 +1,11 @@
 """What waiting prompt tokens and running sequences cost on one endpoint, learned on line."""
 
 from collections.abc import Mapping
-from math import exp, isfinite, log
+from math import exp, log
 from typing import TypeGuard
 
 from trimtab.scoring.change import ChangeTest
+from trimtab.scoring.numbers import remembered
 
 _FORGET = 0.97  # per sample: the last thirty count most
 _CLIP = 3.0  # a residual beyond so many mean absolute residuals is cut there
@@ -16,6 +17,7 @@ _MOST_DOUBT = 4.0
 # A cost is at least this part of what it was first taken for. TTFTs cannot tell the two costs apart while prompts are
 # alike; then one of them may wander, but never to nothing, where it would stay.
 _LEAST_COST = 0.02
+_MOST_COST_S = 1e6  # a memory of more is none
 _LEAST_DOUBTED = 0.2  # a cost is doubted as if it were at least this part of what it was first taken for
 _LEAST_TTFT_S = 0.005  # shorter ones differ by a step's luck, not by the load
 _ERROR_ALPHA = 0.05
@@ -28,8 +30,8 @@ def is_memory(memory: object) -> TypeGuard[Mapping[str, float]]:
     """Whether this is what `CostModel.remember` gives."""
     if not isinstance(memory, Mapping):
         return False
-    costs = [memory.get("per_kilotoken_s"), memory.get("per_attempt_s")]
-    return all(isinstance(cost, int | float) and isfinite(cost) and cost > 0 for cost in costs)
+    costs = [remembered(memory.get(name)) for name in ("per_kilotoken_s", "per_attempt_s")]
+    return all(cost is not None and 0 < cost <= _MOST_COST_S for cost in costs)
 
 
 class CostModel:

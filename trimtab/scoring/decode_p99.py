@@ -18,6 +18,7 @@ from trimtab.strict import Strict
 _LEAST = 0.02
 _FORGOTTEN = 0.1  # per step, of how far an endpoint is from the others whose own gaps are not known
 _WORST = 0.5  # the second factor takes no more than this
+_LEAST_FACTOR = 1e-9  # of a step: where all gaps are far too long, the weights must still have a largest one
 
 
 class DecodeP99Policy(Strict):
@@ -55,7 +56,7 @@ class DecodeP99(Law):
         elif now - self._stepped_at >= self._policy.step_s:
             self._stepped_at = now
             self._step(pool)
-        capacities = capacities_of(pool)
+        capacities = capacities_of(pool.endpoints)
         shares = {view.id: self._weights[view.id] * capacities[view.id] for view in pool.endpoints}
         scores = against_the_best(pool, shares)
         return {
@@ -96,7 +97,7 @@ class DecodeP99(Law):
     def _factor(self, p99_ms: float) -> float:
         slo = self._policy.gap_slo_ms
         drop = exp(-self._policy.decay_per_ms * max(0.0, p99_ms - slo))
-        return drop * max(_WORST, 1.0 + self._policy.gain * (slo - p99_ms) / slo)
+        return max(_LEAST_FACTOR, drop * max(_WORST, 1.0 + self._policy.gain * (slo - p99_ms) / slo))
 
 
 def _why(view: EndpointView) -> str:

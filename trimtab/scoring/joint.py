@@ -49,7 +49,7 @@ class Joint(Law):
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         self._follow(pool, now)
-        healths, capabilities = self._health.judge(pool, now), capabilities_of(pool)
+        healths, capabilities = self._health.judge(pool, now), capabilities_of(pool.endpoints)
         most = max(capabilities.values(), default=1.0)
         scores = {}
         for view in pool.endpoints:

@@ -77,7 +77,7 @@ class Law(ABC):
         """Drop what was learned of an endpoint that is gone."""
 
     def remember(self) -> dict[str, Any]:
-        """What was learned, by address, as JSON-able values: kept over a restart."""
+        """What was learned, by address, as JSON-able values: kept over a restart, for as long as the address is."""
         return {}
 
     def recall(self, memory: Mapping[str, Any]) -> None:  # noqa: B027

@@ -27,7 +27,7 @@ def by_capacity(
     pool: PoolSnapshot, lost: Callable[[EndpointView], Mapping[str, float]], why: str = ""
 ) -> dict[EndpointId, Score]:
     """Scores of what is left of 100 points, each with the share that it makes of the endpoint's capacity."""
-    capacities = capacities_of(pool)
+    capacities = capacities_of(pool.endpoints)
     scores = {}
     for view in pool.endpoints:
         terms = lost(view)
@@ -38,7 +38,7 @@ def by_capacity(
 
 def against_the_best(pool: PoolSnapshot, shares: Mapping[EndpointId, float]) -> dict[EndpointId, float]:
     """Scores of a law that only compares: share per capacity, where the most of the pool is 100."""
-    capacities = capacities_of(pool)
+    capacities = capacities_of(pool.endpoints)
     rates = {id: share / capacities[id] for id, share in shares.items()}
     best = max(rates.values(), default=0.0)
     return {id: 100.0 * (rate / best) if best > 0 else 0.0 for id, rate in rates.items()}

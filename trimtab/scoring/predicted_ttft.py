@@ -13,9 +13,8 @@ from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.cost_model import CostModel, is_memory
 from trimtab.scoring.law import Law, Need, Score
+from trimtab.scoring.numbers import Positive
 from trimtab.strict import Strict
-
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 # The first costs of the largest endpoint, until it has answered a few times.
 _FIRST_PER_KILOTOKEN_S = 0.1
@@ -39,7 +38,7 @@ class PredictedTtftPolicy(Strict):
         default=BYTES_PER_TOKEN,
         description="Bytes of a request's body for each prompt token, until what the engines count has shown it.",
     )
-    peak_half_life_s: _Positive = Field(
+    peak_half_life_s: Positive = Field(
         default=20, description="How fast the largest burst of an interval is forgotten."
     )
     floor: Annotated[float, Field(ge=0, le=0.1)] = Field(
@@ -50,10 +49,10 @@ class PredictedTtftPolicy(Strict):
         description="How shares follow from predictions. `power`: (1 / predicted TTFT of a typical prompt) ** gamma.",
     )
     gamma: Annotated[float, Field(gt=0, le=10)] = Field(default=2, description="Exponent of the power form.")
-    retry_s: _Positive = Field(
+    retry_s: Positive = Field(
         default=5, description="An endpoint that became much slower, or silent, is tried so often at most."
     )
-    score_threshold_ms: _Positive = Field(default=2000, description="A predicted TTFT that scores 50.")
+    score_threshold_ms: Positive = Field(default=2000, description="A predicted TTFT that scores 50.")
 
 
 class _Endpoint:
@@ -154,7 +153,7 @@ class PredictedTtft(Law):
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         self._learned_ratio = pool.bytes_per_token or self._policy.bytes_per_token
-        capacities = capacities_of(pool)
+        capacities = capacities_of(pool.endpoints)
         largest = max(capacities.values(), default=1.0)
         relative = {id: capacity / largest for id, capacity in capacities.items()}
         first = None if relative.keys() <= self._endpoints.keys() else self._first_costs(relative)

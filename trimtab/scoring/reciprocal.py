@@ -44,7 +44,7 @@ class Reciprocal(Law):
         self._policy = policy
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        capacities = capacities_of(pool)
+        capacities = capacities_of(pool.endpoints)
         slowness = self._slowness(pool)
         queues = {view.id: view.in_flight + 1.0 for view in pool.endpoints}
         free = [view.id for view in pool.endpoints if view.id not in pool.held] or list(queues)

@@ -34,7 +34,7 @@ class Throughput(Law):
         self._policy = policy
 
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        capacities, capabilities = capacities_of(pool), capabilities_of(pool)
+        capacities, capabilities = capacities_of(pool.endpoints), capabilities_of(pool.endpoints)
         capacity, capability = sum(capacities.values()), sum(capabilities.values())
         shares = {}
         for view in pool.endpoints:

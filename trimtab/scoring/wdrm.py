@@ -97,7 +97,7 @@ class Wdrm(Law):
 
     def _join(self, pool: PoolSnapshot) -> None:
         """Take in who came and let go who left: new ones get what their capacity says, the others keep their ratios."""
-        capacities = capacities_of(pool)
+        capacities = capacities_of(pool.endpoints)
         total = sum(capacities.values())
         fair = {id: capacity / total for id, capacity in capacities.items()}
         known = {id: weight for id, weight in self._weights.items() if id in fair}

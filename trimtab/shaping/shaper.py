@@ -222,7 +222,7 @@ class Shaper:
         trial: Mapping[EndpointId, float],
     ) -> dict[EndpointId, float]:
         """The shares of the endpoints that take work, when a law asks for some; they sum to 1."""
-        capacities = capacities_of(pool)
+        capacities = capacities_of(pool.endpoints)
         free = [id for id, hold in holds.items() if hold is None]
         takers = [id for id, hold in holds.items() if self._takes_work(id, hold)]
         # A law measures shares as it likes. Those that are in although they are held get theirs by capacity, in that

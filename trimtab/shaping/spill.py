@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from trimtab.scoring.capacity import capacities_of
 from trimtab.shaping.decision import PoolDecision, State
 
 # What a pool that is out keeps while one of its endpoints is half-open: no attempt, no return.
 _TRIED_WITH = 0.02
-_IN = frozenset({State.UP, State.RAMPING, State.FULL})
+# A suspect takes work as ever; one that is full or parked is not out of order.
+_IN = frozenset({State.UP, State.RAMPING, State.SUSPECT, State.FULL, State.PARKED})
 
 
 def can_take(decision: PoolDecision | None, spill_below: float) -> float:
@@ -17,9 +19,9 @@ def can_take(decision: PoolDecision | None, spill_below: float) -> float:
 
 def _part_in(decision: PoolDecision) -> float:
     """The part, 0..1, of a pool's capacity whose endpoints are in."""
-    capacity = {endpoint.id: endpoint.view.capacity or 1.0 for endpoint in decision.endpoints}
-    total = sum(capacity.values())
-    return sum(capacity[e.id] for e in decision.endpoints if e.state in _IN) / total if total else 0.0
+    capacities = capacities_of([endpoint.view for endpoint in decision.endpoints])
+    part = sum(capacities[endpoint.id] for endpoint in decision.endpoints if endpoint.state in _IN)
+    return part / sum(capacities.values()) if part else 0.0
 
 
 def wants_tries(decision: PoolDecision) -> bool:

@@ -19,6 +19,8 @@ End = Literal[
     "client_left",
 ]
 
+_KEPT = 200_000
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -60,8 +62,8 @@ class Attempt:
 class AttemptLog:
     """The latest attempts of one engine."""
 
-    def __init__(self, keep: int = 200_000) -> None:
-        self._kept: deque[Attempt] = deque(maxlen=keep)
+    def __init__(self) -> None:
+        self._kept: deque[Attempt] = deque(maxlen=_KEPT)
         self._count = 0
 
     def begin(self, path: str, headers: Mapping[str, str]) -> Attempt:

@@ -103,9 +103,9 @@ class EngineModel:
     its time, the sequences that decoded in it, and the prompt tokens that were computed in it.
     """
 
-    def __init__(self, kind: EngineKind, *, slow: float = 1.0, on_step: StepObserver | None = None) -> None:
+    def __init__(self, kind: EngineKind, *, on_step: StepObserver | None = None) -> None:
         self.kind = kind
-        self.slow = slow
+        self.slow = 1.0
         self.resumptions = 0
         self.generated_tokens = 0  # of all sequences
         self.prompt_tokens = 0  # of those that showed a first token, as vLLM counts

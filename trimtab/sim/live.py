@@ -82,7 +82,8 @@ class LiveEngine:
     def cancel(self, sequence: Sequence) -> None:
         """Free what a sequence holds; nothing happens if it is finished."""
         self._deliver()
-        self._model.cancel(self._now(), sequence)
+        # Not a moment later: what would happen to it in between could no longer be delivered.
+        self._model.cancel(self._clock, sequence)
         self._decoding.pop(sequence, None)
 
     def slow_down(self, factor: float) -> None:

@@ -39,8 +39,11 @@ async def engine_process(*arguments: str) -> AsyncIterator[Sequence[EngineAddres
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        async with asyncio.timeout(_START_S):
-            line = await process.stdout.readline()
+        try:
+            async with asyncio.timeout(_START_S):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            raise RuntimeError(f"the simulated engines did not start within {_START_S} s") from None
         if not line:
             raise RuntimeError(f"the simulated engines did not start: exit code {await process.wait()}")
         yield [EngineAddress(**engine) for engine in json.loads(line)["engines"]]

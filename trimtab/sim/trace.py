@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 
@@ -117,7 +117,7 @@ class _Layout:
 _LAYOUTS = (
     # A trace that begins later than an hour after its zero is on a clock, such as Unix time.
     _Layout("arrival_s", "prompt_tokens", "output_tokens", float, zero_within_s=3600.0),
-    _Layout("TIMESTAMP", "ContextTokens", "GeneratedTokens", lambda text: datetime.fromisoformat(text).timestamp()),
+    _Layout("TIMESTAMP", "ContextTokens", "GeneratedTokens", lambda text: _utc(text).timestamp()),
     _Layout("Timestamp", "Request tokens", "Response tokens", float, failures=True),
 )
 
@@ -206,6 +206,12 @@ def _seconds(where: str, column: str, text: str, read: Callable[[str], float]) -
     if not 0 <= value < math.inf:
         raise TraceError(f"{where}: {column} {shortened(text)!r} is not a time")
     return value
+
+
+def _utc(text: str) -> datetime:
+    """A time that names no zone is UTC: the zone of this machine may have an hour twice in a night, or not at all."""
+    at = datetime.fromisoformat(text)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _tokens(where: str, column: str, text: str) -> int:

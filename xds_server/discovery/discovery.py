@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 
 from trimtab.policy.discovery import (
     DiscoveryPolicy,
@@ -35,8 +35,8 @@ class Discovery:
 
     `on_change(pool, endpoints)` is called when a pool's endpoints differ from what it was last told, the first time
     when its source and each of its names have been tried, and with () when the pool is gone. `known` has what
-    `remember` gave before a restart, by pool: it counts until a source answers. Everything runs on the event loop of
-    the caller. `now` is Unix seconds.
+    `remember` gave before a restart, by pool: it counts until a source answers. Everything but `statuses` runs on the
+    event loop of the caller.
     """
 
     def __init__(
@@ -46,11 +46,9 @@ class Discovery:
         known: Mapping[str, object] | None = None,
         resolve: Resolve | None = None,
         rng: random.Random | None = None,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self._on_change = on_change
         self._rng = rng or random.Random()
-        self._now = now
         self._names = Names(self._publish, resolve or Resolver(), self._rng)
         self._pools: tuple[Pool, ...] = ()
         self._followers: dict[str, tuple[DiscoveryPolicy, Follower]] = {}
@@ -77,8 +75,8 @@ class Discovery:
         self._publish()
 
     def statuses(self) -> Mapping[str, SourceStatus]:
-        """How the source of each pool does. A pool that the policy lists has none."""
-        return {name: follower.status for name, (_, follower) in self._followers.items()}
+        """How the source of each pool does. A pool that the policy lists has none. For any thread."""
+        return {name: follower.status for name, (_, follower) in tuple(self._followers.items())}
 
     def unresolved(self, pool: str) -> Sequence[str]:
         """Names of the pool's listed endpoints that have no address."""
@@ -120,7 +118,6 @@ class Discovery:
             known=self._listed.get(pool, ()),
             confirm_empty_s=section.confirm_empty_s,
             rng=self._rng,
-            now=self._now,
         )
 
     def _leave(self, pool: str) -> None:
@@ -130,15 +127,14 @@ class Discovery:
         self._left.append(follower.task)
 
     def _publish(self) -> None:
-        for pool in self._pools:
-            if (listed := self._listed_now(pool)) is not None:
-                self._listed[pool.name] = listed
+        listed_now = {pool.name: listed for pool in self._pools if (listed := self._listed_now(pool)) is not None}
+        self._listed |= listed_now
         self._names.want({e.host for p in self._pools for e in self._listed.get(p.name, ()) if literal(e.host) is None})
-        for pool in self._pools:
-            endpoints = self._endpoints(pool)
-            if endpoints is not None and endpoints != self._told.get(pool.name):
-                self._told[pool.name] = endpoints
-                self._tell(pool.name, endpoints)
+        for pool, listed in listed_now.items():
+            endpoints = self._endpoints(pool, listed)
+            if endpoints is not None and endpoints != self._told.get(pool):
+                self._told[pool] = endpoints
+                self._tell(pool, endpoints)
 
     def _listed_now(self, pool: Pool) -> Answer | None:
         """What the policy lists or the source found; None while the source has yet to be tried."""
@@ -155,25 +151,23 @@ class Discovery:
         except Exception:
             logger.exception("pool %s: its new endpoints were not taken in", pool)
 
-    def _endpoints(self, pool: Pool) -> tuple[EndpointSpec, ...] | None:
-        """The pool's endpoints that have an address; None while its source or one of its names has yet to be tried."""
-        if self._listed_now(pool) is None:
-            return None
+    def _endpoints(self, pool: str, listed: Answer) -> tuple[EndpointSpec, ...] | None:
+        """The listed endpoints that have an address; None while one of their names has yet to be tried."""
         specs: dict[str, EndpointSpec] = {}
-        for listed in self._listed[pool.name]:
-            if not self._names.was_tried(listed.host):
+        for one in listed:
+            if not self._names.was_tried(one.host):
                 return None
-            ip = self._names.address(listed.host)
+            ip = self._names.address(one.host)
             if ip is None:
                 continue
             if why := no_endpoint(ip):
-                self._warn_of_no_endpoint(pool.name, listed.name, ip, why)
+                self._warn_of_no_endpoint(pool, one.name, ip, why)
                 continue
-            address = socket_address(ip, listed.port)
-            spec = EndpointSpec(address, listed.name, listed.capacity, listed.labels, listed.uid, listed.out)
+            address = socket_address(ip, one.port)
+            spec = EndpointSpec(address, one.name, one.capacity, one.labels, one.uid, one.out)
             first = specs.setdefault(address, spec)
             if first is not spec:
-                self._warn_of_clash(pool.name, first, spec)
+                self._warn_of_clash(pool, first, spec)
         return tuple(specs.values())
 
     def _warn_of_no_endpoint(self, pool: str, name: str, ip: str, why: str) -> None:
@@ -211,5 +205,5 @@ def _recall(remembered: object) -> Iterator[Listed]:
                 "capacity": (int() | float() | None) as capacity,
                 "labels": dict() as labels,
                 "uid": str() as uid,
-            } if 0 < port < 65536:
+            } if 0 < port < 65536 and (capacity is None or 0 < capacity < inf):
                 yield Listed(host, port, name, capacity, labels, uid)

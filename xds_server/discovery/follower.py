@@ -49,7 +49,6 @@ class Follower:
         known: Answer = (),
         confirm_empty_s: float,
         rng: random.Random,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self.endpoints: Answer | None = None
         self._pool = pool
@@ -59,7 +58,6 @@ class Follower:
         self._known = known
         self._confirm_empty_s = confirm_empty_s
         self._rng = rng
-        self._now = now
         self._errors = 0
         self._answered_at: float | None = None
         self._stale_since: float | None = None
@@ -106,7 +104,7 @@ class Follower:
             await asyncio.sleep(pause * self._rng.uniform(0.8, 1.2))
 
     def _take(self, answer: Answer) -> None:
-        self._answered_at = self._now()
+        self._answered_at = time.time()
         in_use = self._in_use
         if answer or not in_use or self._is_confirmed():
             self._empty_since = None
@@ -141,7 +139,7 @@ class Follower:
 
     def _doubt(self, why: str, fault: Exception | None = None) -> None:
         if self._stale_since is None:
-            self._stale_since = self._now()
+            self._stale_since = time.time()
         if why != self._why:
             self._why = why
             logger.warning("pool %s: discovery by %s: %s", self._pool, self._kind, why, exc_info=fault)

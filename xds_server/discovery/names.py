@@ -33,7 +33,8 @@ class Names:
     """Keeps host names resolved: at once and then every ten seconds, each on its own.
 
     The last good address stays while a name fails, with back-off. Of several addresses the first is taken, and kept
-    while the name still has it: round-robin DNS makes no new endpoints. `on_news` is called after each try.
+    while the name still has it: round-robin DNS makes no new endpoints. `on_news` is called when names were tried for
+    the first time or have other addresses, once for all that did at one moment.
     """
 
     def __init__(self, on_news: Callable[[], None], resolve: Resolve, rng: random.Random) -> None:
@@ -41,6 +42,7 @@ class Names:
         self._resolve = resolve
         self._rng = rng
         self._hosts: dict[str, _Host] = {}
+        self._news: asyncio.Handle | None = None  # yet to be told
 
     def want(self, names: Set[str]) -> None:
         """Keep these resolved, and no others."""
@@ -61,6 +63,8 @@ class Names:
         """Stop resolving, and wait until it has stopped."""
         tasks = [host.task for host in self._hosts.values()]
         self._hosts.clear()
+        if self._news is not None:
+            self._news.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -70,6 +74,7 @@ class Names:
         while True:
             addresses, error = await self._look_up(name)
             host = self._hosts[name]
+            before = (host.tried, host.address)
             if addresses:
                 if failures:
                     logger.info("%s resolves again", name)
@@ -82,9 +87,19 @@ class Names:
                     logger.warning("%s does not resolve (%s): %s", name, error, kept)
                 failures += 1
             host.tried = True
-            self._on_news()
+            if before != (True, host.address):
+                self._note_news()
             pause = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 10), _LONGEST_RETRY_S) if failures else _PERIOD_S
             await asyncio.sleep(pause * self._rng.uniform(0.8, 1.2))
+
+    def _note_news(self) -> None:
+        # Who hears of it goes over all endpoints, which may have a thousand names.
+        if self._news is None:
+            self._news = asyncio.get_running_loop().call_soon(self._tell_news)
+
+    def _tell_news(self) -> None:
+        self._news = None
+        self._on_news()
 
     async def _look_up(self, name: str) -> tuple[Sequence[str], str]:
         try:

@@ -51,9 +51,14 @@ def histogram_parts(name: str) -> tuple[str, str]:
 
 def page_names(pool: Pool) -> PageNames:
     """The names of the pool's engine, with those of its policy in their place."""
-    table, named = engine_tables()[pool.engine], pool.signals.names.named
+    signals = pool.signals
+    return _page_names(pool.engine, tuple(signals.names.named.items()), tuple(sorted(signals.scrape_select.items())))
+
+
+@functools.lru_cache(maxsize=256)
+def _page_names(engine: str, own: tuple[tuple[str, str], ...], select: tuple[tuple[str, str], ...]) -> PageNames:
+    table, named = engine_tables()[engine], dict(own)
     wanted = {signal: (named[signal],) if signal in named else getattr(table, signal) for signal in SIGNALS}
     return PageNames(
-        tuple((signal, tuple(map(parse_metric, texts))) for signal, texts in wanted.items() if texts),
-        tuple(sorted(pool.signals.scrape_select.items())),
+        tuple((signal, tuple(map(parse_metric, texts))) for signal, texts in wanted.items() if texts), select
     )

@@ -61,7 +61,7 @@ class _Target:
     pool: str
     address: str
     base_url: str
-    host: str  # whose certificate is expected
+    host: str | None  # whose certificate is expected; None without TLS
     api: str
     model: str | None  # None: what the engine lists
     serves: tuple[str, ...]  # the pool's globs
@@ -109,8 +109,8 @@ class Prober(PoolReader[_Target]):
     that of a pool and an address.
 
     `on_probed` gets what each probe found, and nothing of an endpoint after it was taken out. Probes go straight to
-    the engines. `spread` is the part of an interval over which the first ones are strewn. `now` is Unix seconds.
-    Everything runs on the event loop of the caller.
+    the engines. `spread` is the part of an interval over which the first ones are strewn. Everything runs on the
+    event loop of the caller.
     """
 
     def __init__(
@@ -121,8 +121,6 @@ class Prober(PoolReader[_Target]):
         decision_of: Callable[[str, str], EndpointDecision | None],
         *,
         spread: float = 1.0,
-        now: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
     ) -> None:
         super().__init__()
         self.read_answer = read_answer
@@ -132,8 +130,7 @@ class Prober(PoolReader[_Target]):
         self._spread = spread
         self._access = Access()
         self._budgets: dict[str, _Budget] = {}
-        self._now = now
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
 
     def _jobs(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> Set[_Target]:
         numbers = (pool.probe.max_concurrent, pool.probe.max_per_s)
@@ -160,7 +157,7 @@ class Prober(PoolReader[_Target]):
             await asyncio.sleep(pause_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
 
     def _pause_s(self, target: _Target) -> float:
-        return probe_pause_s(self._decision_of(target.pool, target.address), self._now(), target.interval_s)
+        return probe_pause_s(self._decision_of(target.pool, target.address), time.time(), target.interval_s)
 
     def _tell(self, probed: Probed) -> None:
         try:
@@ -169,7 +166,7 @@ class Prober(PoolReader[_Target]):
             logger.exception("a probe of %s was not taken in", probed.address)
 
     async def _probe(self, target: _Target) -> Probed:
-        started_at = self._now()
+        started_at = time.time()
         ttft_s = None
         try:
             listed = await self._list_models(target) if target.model is None else ()
@@ -178,7 +175,7 @@ class Prober(PoolReader[_Target]):
                 what = f"none of {', '.join(listed)[:100]} is a model of the pool" if listed else "it lists no model"
                 result, reason = ProbeResult.WRONG, what
             else:
-                started_at = self._now()
+                started_at = time.time()
                 result, reason, ttft_s, model = await self._generate(target, asked)
                 if result is ProbeResult.TOKEN and model not in ("", asked):
                     result, reason = await self._check_alias(target, asked, model, listed)
@@ -191,7 +188,7 @@ class Prober(PoolReader[_Target]):
         except (aiohttp.ClientError, OSError) as cause:
             result, reason = ProbeResult.SILENT, why_failed(cause)
         return Probed(
-            self._now(),
+            time.time(),
             target.pool,
             target.address,
             started_at,
@@ -213,7 +210,7 @@ class Prober(PoolReader[_Target]):
                 ) as response:
                     status = response.status
                     headers = {name.lower(): value for name, value in response.headers.items()}
-                    answer = self.read_answer(status, headers, self._now())
+                    answer = self.read_answer(status, headers, time.time())
                     async for chunk in response.content.iter_any():
                         answer.feed(chunk)
                         if answer.spoke and ttft_s is None:
@@ -241,7 +238,7 @@ class Prober(PoolReader[_Target]):
             body = await read_body(response, _MAX_LIST_BYTES)
         try:
             return tuple(str(model["id"]) for model in json.loads(body or b"")["data"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise _Undecided(f"{MODELS_PATH} is no list of models: name the model in probe.model") from None
 
     async def _check_alias(
@@ -263,7 +260,7 @@ class Prober(PoolReader[_Target]):
         return {
             "headers": {**_HEADERS, **self._access.headers(target.token_file)},
             "ssl": tls,
-            "server_hostname": target.host if target.tls else None,
+            "server_hostname": target.host,
             # A token is for this engine alone, and what answers elsewhere is another engine.
             "allow_redirects": False,
             "timeout": aiohttp.ClientTimeout(total=None),
@@ -306,7 +303,7 @@ def _targets(pool: Pool, endpoints: Iterable[EndpointSpec]) -> set[_Target]:
             pool=pool.name,
             address=endpoint.address,
             base_url=f"{scheme}://{endpoint.address}",
-            host=certificate_host(endpoint),
+            host=certificate_host(endpoint) if tls else None,
             api=probe.api,
             model=probe.model or next((glob for glob in pool.models if not _WILDCARDS & set(glob)), None),
             serves=pool.models,

@@ -6,7 +6,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
@@ -67,9 +67,9 @@ class _Target:
     url: str
     path: str
     models_url: str  # where the engine lists its models; empty if it is not asked
-    host: str  # whose certificate is expected
+    host: str | None  # whose certificate is expected; None without TLS
     engine: str
-    names: PageNames
+    names: PageNames = field(hash=False)  # which would be hashed in full for each of a thousand endpoints
     token_file: str | None
     tls: ScrapeTls | None
     interval_s: float
@@ -182,7 +182,7 @@ class Scraper(PoolReader[_Target]):
             url,
             headers=self._access.headers(target.token_file),
             ssl=self._access.tls(target.tls.ca_file, target.tls.skip_verify) if target.tls else True,
-            server_hostname=target.host if target.tls else None,
+            server_hostname=target.host,
             # A token is for this engine alone, and a page that is elsewhere is another engine's.
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None),
@@ -219,7 +219,7 @@ def _targets(pool: Pool, endpoints: Iterable[EndpointSpec]) -> set[_Target]:
             url=f"{scheme}://{_with_port(endpoint.address, port)}{path}",
             path=path,
             models_url=f"{scheme}://{endpoint.address}{MODELS_PATH}" if lists_models else "",
-            host=certificate_host(endpoint),
+            host=certificate_host(endpoint) if source.scrape_tls else None,
             engine=pool.engine,
             names=names,
             token_file=source.scrape_token_file,

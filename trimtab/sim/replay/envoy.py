@@ -82,11 +82,10 @@ class RoundRobin(_EnvoyBalancer):
 
 
 class LeastRequest(_EnvoyBalancer):
-    """LEAST_REQUEST with `active_request_bias` and `choice_count`."""
+    """LEAST_REQUEST with `active_request_bias`; `choice_count` is Envoy's own, two."""
 
-    def __init__(self, hosts: Sequence[Host], rng: Random, *, bias: float = 1.0, choices: int = 2) -> None:
+    def __init__(self, hosts: Sequence[Host], rng: Random, *, bias: float = 1.0) -> None:
         self._bias = bias
-        self._choices = choices
         super().__init__(hosts, rng)
 
     def _weigh(self, host: Host) -> float:
@@ -96,7 +95,7 @@ class LeastRequest(_EnvoyBalancer):
 
     def _pick_unweighted(self) -> Host:
         # The same host may be drawn twice.
-        drawn = [self._rng.choice(self._hosts) for _ in range(self._choices)]
+        drawn = [self._rng.choice(self._hosts) for _ in range(2)]
         return min(drawn, key=_active)
 
 

@@ -67,8 +67,12 @@ def ttft_s(served: Served, ended_s: float) -> float:
 
 
 def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean of every figure over the runs with each seed, and the standard deviation of the TTFTs."""
-    mean: dict[str, Any] = _mean(runs)
+    """The mean of every figure over the runs with each seed, and the standard deviation of the TTFTs.
+
+    An error that a run does not have counts as none there; what it cannot tell (no answer was whole) is left out.
+    """
+    errors = dict.fromkeys(sorted({error for run in runs for error in run["errors"]}), 0)
+    mean: dict[str, Any] = _mean([{**run, "errors": errors | run["errors"]} for run in runs])
     mean["ttft_ms_deviation"] = {name: pstdev(run["ttft_ms"][name] for run in runs) for name in _SPREAD}
     return mean
 
@@ -76,7 +80,7 @@ def over_seeds(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _mean(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Mapping):
         keys = dict.fromkeys(key for value in values for key in value)
-        return {key: _mean([value.get(key, 0) for value in values]) for key in keys}
+        return {key: _mean([value[key] for value in values if key in value]) for key in keys}
     return fmean(values)
 
 

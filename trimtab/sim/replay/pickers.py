@@ -34,14 +34,15 @@ class PowerOfTwo:
 class PeakEwma:
     """Of two hosts, the one with the lower latency times (requests in flight + 1), as in Finagle.
 
-    The latency is a mean that jumps up to every peak and decays over `decay_s`. A host that never answered costs
+    The latency is a mean that jumps up to every peak and decays over ten seconds. A host that never answered costs
     nothing while it is idle, and is shunned while its first request is out.
     """
 
-    def __init__(self, hosts: Sequence[Host], rng: Random, decay_s: float = 10.0) -> None:
+    _DECAY_S = 10.0
+
+    def __init__(self, hosts: Sequence[Host], rng: Random) -> None:
         self._hosts = hosts
         self._rng = rng
-        self._decay_s = decay_s
         self._cost_s = dict.fromkeys((host.number for host in hosts), 0.0)
         self._at = dict.fromkeys((host.number for host in hosts), 0.0)
 
@@ -66,7 +67,7 @@ class PeakEwma:
         if seen_s > cost:
             cost = seen_s
         else:
-            kept = exp(-(now - self._at[number]) / self._decay_s)
+            kept = exp(-(now - self._at[number]) / self._DECAY_S)
             cost = cost * kept + seen_s * (1.0 - kept)
         self._cost_s[number], self._at[number] = cost, now
         return cost

@@ -18,6 +18,13 @@ _FROM_PAGES: Mapping[Need, str] = {
     Need.PREEMPTIONS: "preemptions",
 }
 
+# What a custom signal's action does, where it is more than to be read.
+_NEVER: Mapping[str, str] = {
+    "drain": "drains",
+    "no_long_prompts": "keeps long prompts away",
+    "consolidate": "gathers work",
+}
+
 _WHY = "a replay has the page of the pool's engine, not ORCA, nor Prometheus"
 
 
@@ -54,7 +61,7 @@ def lost(pool: Pool) -> tuple[str, ...]:
         lines = []
     if pool.signals.prometheus is not None or pool.signals.orca:
         lines += [f"{_WHY}: {need} is never known" for need in _lacks(pool, law.uses)]
-    return (*lines, *_drains(pool))
+    return (*lines, *_actions(pool))
 
 
 def _lacks(pool: Pool, needs: frozenset[Need]) -> list[str]:
@@ -62,7 +69,7 @@ def _lacks(pool: Pool, needs: frozenset[Need]) -> list[str]:
     return [need for need in sorted(needs) if need in _FROM_PAGES and _FROM_PAGES[need] not in shown]
 
 
-def _drains(pool: Pool) -> Iterator[str]:
+def _actions(pool: Pool) -> Iterator[str]:
     for signal in pool.signals.prometheus.custom if pool.signals.prometheus else ():
-        if signal.action == "drain":
-            yield f"{_WHY}: the signal {signal.name} never drains"
+        if (missed := _NEVER.get(signal.action)) is not None:
+            yield f"{_WHY}: the signal {signal.name} never {missed}"

@@ -88,6 +88,7 @@ class _Tally:
 class _Try(Attempt):
     served: Served = field(kw_only=True)
     tried: tuple[int, ...] = field(kw_only=True)  # hosts, before this one
+    met: int = field(kw_only=True)  # in flight at its endpoint when it began, of all gateways
 
 
 class Simulation:
@@ -255,6 +256,7 @@ class Simulation:
             prompt_bytes=prompt_bytes,
             served=served,
             tried=tried,
+            met=host.endpoint.in_flight,
         )
         host.active += 1
         host.endpoint.in_flight += 1
@@ -318,7 +320,7 @@ class Simulation:
         ttft_s = at - attempt.started_at
         gateway = self._gateways[attempt.gateway][attempt.length_class]
         host = gateway.hosts[attempt.host]
-        host.endpoint.answers.append((host.endpoint.in_flight, ttft_s))
+        host.endpoint.answers.append((attempt.met, ttft_s))
         gateway.spoke(at, host, ttft_s)
         if self._control is not None:
             self._control.spoke(at, attempt)

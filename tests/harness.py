@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import json
 import subprocess
 import time
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -18,12 +20,21 @@ from trimtab.cli.listening import free_port as free_port
 from trimtab.envoy_binary import find_envoy
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
-    """Wait for `condition()` to be true. Raises AssertionError after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what or condition}"
-        await asyncio.sleep(0.01)
+async def until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "") -> Any:
+    """The first true value of `condition()`, which may be async. Raises AssertionError after `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            while True:
+                value = condition()
+                if inspect.isawaitable(value):
+                    value = await value
+                if value:
+                    return value
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise AssertionError(f"not within {timeout_s:g} s: {what or condition}") from None
 
 
 class EnvoyProcess:
@@ -64,11 +75,15 @@ class EnvoyProcess:
                 stdout=log,
                 stderr=log,
             )
-        deadline = time.monotonic() + timeout_s
-        while not await self._is_ready():
-            assert self.alive, f"Envoy ended at its start:\n{self.log()}"
-            assert time.monotonic() < deadline, f"Envoy was not ready within {timeout_s:g} s:\n{self.log()}"
-            await asyncio.sleep(0.05)
+
+        async def is_ready() -> bool:
+            assert self.alive, "Envoy ended at its start"
+            return await self._is_ready()
+
+        try:
+            await until(is_ready, timeout_s, "Envoy is ready")
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{self.log()}") from None
 
     async def stop(self) -> None:
         """End it by its pid; returns when it has ended."""

@@ -1,9 +1,10 @@
 """The pages for operators and their tools: read only, without secrets, on loopback by default."""
 
+import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -44,11 +45,13 @@ def admin_app(state: AdminState, metrics: Metrics, *, now: Callable[[], float] =
 
     async def endpoints(request: web.Request) -> web.Response:
         sources = state.sources()
-        pools = {
-            name: _pool(decision, state.unresolved(name), sources.get(name), state.splits.get(name), now())
+        pools = [
+            (_pool(decision, state.unresolved(name), sources.get(name), state.splits.get(name), now()), decision)
             for name, decision in state.decisions.items()
-        }
-        return _json({"pools": pools})
+        ]
+        # In a thread, as /metrics: a thousand endpoints take longer than a step of the weight loop.
+        body = await asyncio.to_thread(lambda: "".join(_endpoints_page(pools)).encode())
+        return web.Response(body=body, content_type="application/json")
 
     async def clients(request: web.Request) -> web.Response:
         return _json({"clients": [_client(row, now()) for row in state.clients()]})
@@ -82,7 +85,7 @@ def _pool(
     split: Mapping[str, float] | None,
     now: float,
 ) -> Json:
-    """A pool on `/endpoints`: when it was decided, and every endpoint in the order of addresses.
+    """A pool on `/endpoints`, but for its endpoints: when it was decided, and what is not told of one of them.
 
     `unresolved` are those that have no address: their names do not resolve. `discovery` is null for a pool that
     the policy lists, and `split` for one without fallbacks.
@@ -94,7 +97,6 @@ def _pool(
         "discovery": source and _source(source, now),
         "unresolved": list(unresolved),
         "split": split,
-        "endpoints": [_endpoint(endpoint) for endpoint in decision.endpoints],
     }
 
 
@@ -185,10 +187,29 @@ def _client(row: ClientRow, now: float) -> Json:
     }
 
 
+def _endpoints_page(pools: Iterable[tuple[Json, PoolDecision]]) -> Iterator[str]:
+    """The page `/endpoints`, in pieces: as one tree of objects it would keep the garbage collector busy."""
+    yield '{\n  "pools": {'
+    before_pool = "\n    "
+    for pool, decision in pools:
+        opening, _, closing = _dumped({**pool, "endpoints": [None]}, "    ").rpartition("null")
+        yield f"{before_pool}{json.dumps(decision.pool)}: {opening}"
+        before = ""
+        for endpoint in decision.endpoints:
+            yield before + _dumped(_endpoint(endpoint), "        ")
+            before = ",\n        "
+        yield closing
+        before_pool = ",\n    "
+    yield "\n  }\n}\n"
+
+
 def _json(page: Json) -> web.Response:
-    return web.Response(
-        text=json.dumps(_finite(page), indent=2, allow_nan=False) + "\n", content_type="application/json"
-    )
+    return web.Response(text=_dumped(page) + "\n", content_type="application/json")
+
+
+def _dumped(value: Json, indent: str = "") -> str:
+    text = json.dumps(_finite(value), indent=2, allow_nan=False)
+    return text.replace("\n", f"\n{indent}")  # JSON has no line breaks in its texts
 
 
 def _finite(value: Any) -> Any:

@@ -63,6 +63,26 @@ def test_a_bad_policy_is_one_line_with_its_place(policy: Path, good: str, bad: s
     assert all(line.startswith(f"{policy}:") for line in others)
 
 
+def test_check_warns_of_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "version: 1\npools:\n- name: chat\n"
+        f"  discovery: {{file: {{path: {tmp_path}/none.yaml}}}}\n"
+        f"  signals: {{scrape_token_file: {tmp_path}/token}}\n"
+        f"  probe: {{interval_s: 5, token_file: {tmp_path}}}\n"
+    )
+    done = trimtab("check", str(file))
+    assert (done.returncode, done.stdout) == (0, f"{file}: ok: 1 pool, 0 endpoints listed, 1 pool with discovery\n")
+    assert done.stderr.splitlines() == [
+        f"{file}:{place}: warning: the file cannot be read now: {why}; put it there, or mend the path"
+        for place, why in (
+            ("4:28: pools[0].discovery.file.path", "no such file or directory"),
+            ("6:38: pools[0].probe.token_file", "is a directory"),
+        )
+    ]
+
+
 def test_an_empty_pool_is_one_line_with_its_place(policy: Path) -> None:
     policy.write_text("version: 1\npools:\n- name: chat\n  endpoints: []\n")
     done = trimtab("up", "-p", str(policy))

@@ -28,7 +28,7 @@ def policy(compose: dict[str, Any]) -> Policy:
 
 def test_our_commands_are_ones_that_we_have(compose: dict[str, Any]) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    ours = [service for service in compose["services"].values() if service.get("build") and "entrypoint" not in service]
+    ours = [service for service in compose["services"].values() if "build" in service and "entrypoint" not in service]
     assert {service["command"][0] for service in ours} == {"xds", "ext-proc"}
     for service in ours:
         name, *arguments = service["command"]
@@ -41,7 +41,7 @@ def test_our_commands_are_ones_that_we_have(compose: dict[str, Any]) -> None:
 def test_the_engines_are_the_policys_endpoints(compose: dict[str, Any], policy: Policy) -> None:
     engines = {}
     for name, service in compose["services"].items():
-        if "entrypoint" in service:
+        if name.startswith("engine-"):
             _, _, module, *arguments = service["entrypoint"]
             assert module == server.__name__
             parsed = server._arguments([*arguments, *service["command"]])
@@ -59,12 +59,12 @@ def test_envoy_runs_the_bundled_bootstrap_with_the_policys_addresses(compose: di
     yaml = YAML(typ="safe")
     plain, rendered = yaml.load(bundled_bootstrap()), yaml.load(render_bootstrap(policy))
     assert rendered["static_resources"] == plain["static_resources"]
-    for name in ("xds", "ext-proc", "prometheus"):
-        assert compose["services"][name]["network_mode"] == "service:envoy"
+    for name in ("envoy", "xds", "ext-proc", "prometheus"):
+        assert compose["services"][name]["network_mode"] == "service:edge"
 
 
 def test_what_is_published_is_listened_on(compose: dict[str, Any], policy: Policy) -> None:
-    published = dict(port.split(":")[-2:] for port in compose["services"]["envoy"]["ports"])
+    published = dict(port.split(":")[-2:] for port in compose["services"]["edge"]["ports"])
     admin_port = policy.services.admin.rpartition(":")[2]
     assert published.items() >= {(str(policy.listen.port), str(policy.listen.port)), (admin_port, admin_port)}
     assert policy.listen.address == "0.0.0.0"
@@ -78,3 +78,32 @@ def test_the_image_runs_trimtab_and_keeps_its_state(compose: dict[str, Any]) -> 
     assert 'ENTRYPOINT ["trimtab"]' in dockerfile
     (volume,) = compose["services"]["xds"]["volumes"]
     assert f"STATE_DIRECTORY={volume.partition(':')[2]}\n" in dockerfile
+
+
+def test_the_namespace_is_of_a_container_that_is_never_restarted_for_another(compose: dict[str, Any]) -> None:
+    edge = compose["services"]["edge"]
+    assert edge["entrypoint"] == ["sleep", "infinity"]
+    assert "depends_on" not in edge
+
+
+def test_who_is_waited_for_has_a_health_check(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        for name, wanted in service.get("depends_on", {}).items():
+            assert wanted == {"condition": "service_healthy"}
+            assert "healthcheck" in compose["services"][name]
+
+
+def test_health_checks_ask_where_something_answers(compose: dict[str, Any], policy: Policy) -> None:
+    services = policy.services
+    asked = {
+        "xds": services.admin.rpartition(":")[2] + "/readyz",
+        "ext-proc": services.ext_proc,
+        "envoy": services.envoy_admin.replace(":", "/"),
+        "engine-cpu": "127.0.0.1:8000/health",
+    }
+    for name, place in asked.items():
+        kind, *command = compose["services"][name]["healthcheck"]["test"]
+        assert kind == "CMD"
+        assert place in command[-1]
+        if command[0] == "python":
+            compile(command[-1], name, "exec")

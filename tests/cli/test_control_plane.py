@@ -1,6 +1,5 @@
 """The control plane alone, without an Envoy: what it keeps, and what it says is in force."""
 
-import asyncio
 import json
 import logging
 import time
@@ -98,10 +97,18 @@ async def test_a_pool_that_is_out_is_served_by_its_fallbacks_and_comes_back_over
             return pools["chat"]["split"] if "chat" in pools else {}
 
         async def reach(wanted: Callable[[tuple[float, ...]], bool]) -> tuple[float, ...]:
-            async with asyncio.timeout(10):
-                while not wanted(seen := tuple((await split() or {}).values())):
-                    await asyncio.sleep(0.02)
+            seen: tuple[float, ...] = ()
+
+            async def is_reached() -> bool:
+                nonlocal seen
+                seen = tuple((await split() or {}).values())
+                return wanted(seen)
+
+            await until(is_reached)
             return seen
+
+        async def is_over() -> bool:
+            return await split() is None
 
         def refuse(pool: str, *addresses: str) -> None:
             now = time.time()
@@ -117,9 +124,7 @@ async def test_a_pool_that_is_out_is_served_by_its_fallbacks_and_comes_back_over
         refuse("chat", "127.0.0.1:9", "127.0.0.1:10")
         await reach(lambda seen: seen == (0, 0, 1))
         (tmp_path / "policy.yaml").write_text(json.dumps(content | {"pools": [other, chat | {"fallbacks": []}]}))
-        async with asyncio.timeout(10):
-            while await split() is not None:
-                await asyncio.sleep(0.05)
+        await until(is_over)
 
 
 async def test_retries_of_a_gated_pool_are_limited_while_one_endpoint_takes_work(
@@ -172,14 +177,13 @@ async def test_a_clock_that_is_set_back_freezes_nothing(
             return {row["address"]: row["state"] for row in pools["chat"]["endpoints"]} if pools else {}
 
         async def refused(address: str) -> None:
-            plane.observe([Rejected(time.time(), "chat", address, "r", 429, Verdict.SATURATED, None)])
-            async with asyncio.timeout(10):
-                while (await states()).get(address) != "cooling":
-                    await asyncio.sleep(0.05)
+            async def is_cooling() -> bool:
+                return (await states()).get(address) == "cooling"
 
-        async with asyncio.timeout(10):
-            while not await states():
-                await asyncio.sleep(0.05)
+            plane.observe([Rejected(time.time(), "chat", address, "r", 429, Verdict.SATURATED, None)])
+            await until(is_cooling)
+
+        await until(states)
         await refused("127.0.0.1:9")
         monkeypatch.setattr(time, "time", lambda: real() - 3600)
         await refused("127.0.0.1:10")

@@ -64,9 +64,7 @@ async def healthy(port: int) -> bool:
 
 
 async def until_healthy(port: int) -> None:
-    async with asyncio.timeout(5):
-        while not await healthy(port):
-            await asyncio.sleep(0.02)
+    await until(lambda: healthy(port), 5)
 
 
 @pytest.mark.parametrize("client", [StateOfTheWorldEnvoy, DeltaEnvoy])

@@ -1,6 +1,5 @@
 """Real inference engines as children of the tests, each from an environment of its own."""
 
-import asyncio
 import os
 import shutil
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import aiohttp
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.harness import free_port
+from tests.harness import free_port, until
 from tests.live.tiny_model import NAME
 from tests.system.stack import Process
 
@@ -65,10 +64,11 @@ class Engine(Process):
                 process.kill()
 
     async def wait_healthy(self, timeout_s: float = 420) -> None:
-        async with asyncio.timeout(timeout_s):
-            while await self.health() != 200:
-                assert self.alive, f"the engine ended:\n{self.log()[-4000:]}"
-                await asyncio.sleep(0.2)
+        async def is_healthy() -> bool:
+            assert self.alive, f"the engine ended:\n{self.log()[-4000:]}"
+            return await self.health() == 200
+
+        await until(is_healthy, timeout_s)
 
     async def health(self) -> int:
         """The status of its own health page; 0 without an answer."""

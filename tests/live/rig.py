@@ -3,9 +3,8 @@
 import asyncio
 import json
 import sys
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import aiohttp
 
+from tests.harness import until
 from tests.live.engines import Engine
 from tests.live.tiny_model import NAME
 from tests.system.stack import Trimtab, on_free_ports, running
@@ -56,7 +56,7 @@ class Rig(Generic[E]):
         async def reloaded() -> bool:
             return await self.metric("trimtab_policy_reloads_total") > before
 
-        await reached(reloaded, 10, "the policy to be read again")
+        await until(reloaded, 10, "the policy to be read again")
 
     async def first_tokens(self, engine: E) -> tuple[float, float]:
         """Count and sum [s] of the times to first token that Trimtab saw."""
@@ -103,15 +103,6 @@ async def in_front_of(
         async with running(trimtab):
             await trimtab.wait_serving()
             yield Rig(engines, trimtab)
-
-
-async def reached(condition: Callable[[], Awaitable[object]], timeout_s: float, what: str) -> float:
-    """Wait for `await condition()` to be true; returns after how many seconds. Raises AssertionError."""
-    started = time.monotonic()
-    while not await condition():
-        assert time.monotonic() < started + timeout_s, f"not within {timeout_s:g} s: {what}"
-        await asyncio.sleep(0.1)
-    return time.monotonic() - started
 
 
 def signal_table(shown: Sequence[dict[str, Any]], names: Sequence[str]) -> str:

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from tests.harness import until
 from tests.live.chats import chat, distinct_prompt, evenly
 from tests.live.engines import NO_LLAMACPP, LlamaCpp, llamacpp_python
-from tests.live.rig import Note, Rig, in_front_of, reached, signal_table
+from tests.live.rig import Note, Rig, in_front_of, signal_table
 from tests.live.tiny_model import CONTEXT, NAME, write_model
 
 pytestmark = [
@@ -39,7 +40,7 @@ async def test_first_tokens_are_those_that_clients_see(rig: Rig[LlamaCpp], note:
     chats = await evenly(20, 0.5, lambda number: chat(rig.trimtab.url, distinct_prompt(number, 40), 16))
     assert {(each.error, each.finish_reason, each.tokens) for each in chats} == {("", "length", 16)}
 
-    await reached(lambda: _seen(rig, count + len(chats)), 5, "every first token")
+    await until(lambda: _seen(rig, count + len(chats)), 5, "every first token")
     ours = ((await rig.first_tokens(rig.engines[0]))[1] - total) / len(chats)
     clients = sum(each.ttft_s or 0 for each in chats) / len(chats)
     note(
@@ -60,7 +61,7 @@ async def test_every_signal(rig: Rig[LlamaCpp], note: Note) -> None:
         signals = (await rig.endpoint(rig.engines[0]))["signals"]
         return (signals["running"], signals["waiting"]) == (SLOTS, 2)
 
-    await reached(queued, 20, "two running and two waiting streams")
+    await until(queued, 20, "two running and two waiting streams")
     _, slots, _ = await rig.engines[0].ask("GET", "/slots")
     (shown,) = await rig.signals()
     assert [slot["is_processing"] for slot in slots] == [True] * SLOTS
@@ -82,11 +83,11 @@ async def test_a_wait_for_a_slot_is_in_the_ttft(rig: Rig[LlamaCpp], note: Note) 
     engine = rig.engines[0]
     count, _ = await rig.first_tokens(engine)
     long = [asyncio.create_task(chat(rig.trimtab.url, distinct_prompt(200 + each, 40), 300)) for each in range(SLOTS)]
-    await reached(lambda: _seen(rig, count + SLOTS), 20, "both slots to work")
+    await until(lambda: _seen(rig, count + SLOTS), 20, "both slots to work")
     _, total = await rig.first_tokens(engine)
     waited = await chat(rig.trimtab.url, distinct_prompt(300, 40), 4)
     await asyncio.gather(*long)
-    await reached(lambda: _seen(rig, count + SLOTS + 1), 5, "its first token")
+    await until(lambda: _seen(rig, count + SLOTS + 1), 5, "its first token")
     observed = (await rig.first_tokens(engine))[1] - total
     assert waited.whole
     assert waited.ttft_s is not None
@@ -125,7 +126,7 @@ async def test_no_free_slot_is_saturation(rig: Rig[LlamaCpp], note: Note) -> Non
     async def busy() -> bool:
         return (await rig.engines[0].metrics())["llamacpp:requests_processing"] == SLOTS
 
-    await reached(busy, 20, "both slots to work")
+    await until(busy, 20, "both slots to work")
     status, body, _ = await rig.engines[0].ask("GET", "/slots?fail_on_no_slot=1")
     through, _, _ = await rig.ask("GET", "/slots?fail_on_no_slot=1")
     await asyncio.gather(*load)
@@ -133,7 +134,7 @@ async def test_no_free_slot_is_saturation(rig: Rig[LlamaCpp], note: Note) -> Non
     async def read() -> bool:
         return await rig.metric("trimtab_rejections_total", verdict="saturated") > 0
 
-    await reached(read, 5, "the refusal to be read")
+    await until(read, 5, "the refusal to be read")
     note(f"\nno free slot: {status} {body}; through Envoy {through}; verdict saturated")
     assert (status, through) == (503, 503)
 

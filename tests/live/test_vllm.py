@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.harness import until
 from tests.live.chats import Chat, chat, distinct_prompt, evenly
 from tests.live.engines import NO_VLLM, Vllm, vllm_command
-from tests.live.rig import Note, Rig, in_front_of, reached, signal_table
+from tests.live.rig import Note, Rig, in_front_of, signal_table
 from tests.live.tiny_model import CONTEXT, NAME, write_model
 
 pytestmark = [
@@ -82,7 +83,7 @@ async def test_first_tokens_are_the_engines_own(rig: Rig[Vllm], note: Note) -> N
         async def all_seen(engine: Vllm = engine, expected: float = count + streams) -> bool:
             return (await rig.first_tokens(engine))[0] == expected
 
-        await reached(all_seen, 5, "every first token")
+        await until(all_seen, 5, "every first token")
         theirs = await gained(engine, page, "time_to_first_token_seconds_sum") / streams
         ours = ((await rig.first_tokens(engine))[1] - total) / streams
         note(f"| {name} | {streams:.0f} | {theirs * 1000:.1f} ms | {ours * 1000:.1f} ms |")
@@ -107,7 +108,7 @@ async def test_every_signal(rig: Rig[Vllm], note: Note) -> None:
         shown = await rig.signals()
         return all(each["signals"]["ttft"]["value"] for each in shown)
 
-    await reached(all_told, 60, "a TTFT of both")
+    await until(all_told, 60, "a TTFT of both")
     for task in load:
         task.cancel()
     await asyncio.wait(load)
@@ -133,7 +134,7 @@ async def test_prefix_hits(rig: Rig[Vllm], note: Note) -> None:
         rates = [(await rig.endpoint(engine))["prefix_hit_rate"] for engine in rig.engines]
         return max(rate or 0 for rate in rates) > 0.5
 
-    await reached(hit, 10, "a prefix hit rate above one half")
+    await until(hit, 10, "a prefix hit rate above one half")
     rates = [(await rig.endpoint(engine))["prefix_hit_rate"] for engine in rig.engines]
     note(f"\nprefix hit rate, 12 times one prompt of {first.prompt_tokens} tokens: {rates}")
 
@@ -178,7 +179,7 @@ async def test_a_full_engine_is_saturated(rig: Rig[Vllm], note: Note, gate: bool
     async def all_read() -> bool:
         return (await rig.verdicts() - read_before).total() >= sum(refused)
 
-    await reached(all_read, 5, "every refusal to be read")
+    await until(all_read, 5, "every refusal to be read")
     verdicts = await rig.verdicts() - read_before
     whole, broken = [each for each in chats if each.whole], [each for each in chats if not each.whole]
     in_stream = [each for each in broken if each.status is None]
@@ -195,7 +196,7 @@ async def test_a_full_engine_is_saturated(rig: Rig[Vllm], note: Note, gate: bool
         await rig.change(gate={"enabled": False})
     else:
         assert all("currently busy" in each.error for each in broken)
-    await reached(lambda: _serves(rig), 30, "an answer after the burst")
+    await until(lambda: _serves(rig), 30, "an answer after the burst")
 
 
 async def test_a_hung_engine(rig: Rig[Vllm], note: Note) -> None:
@@ -203,12 +204,14 @@ async def test_a_hung_engine(rig: Rig[Vllm], note: Note) -> None:
     hung = rig.engines[0]
     core = hung.core
     await rig.change(probe={"interval_s": PROBE_INTERVAL_S})
-    await reached(lambda: _serves(rig), 30, "an answer")
+    await until(lambda: _serves(rig), 30, "an answer")
     core.send_signal(SIGSTOP)
     stopped_at = time.time()
     try:
         health = await hung.health()
-        out_s = await reached(lambda: _is_out(rig, hung), 2 * PROBE_INTERVAL_S + 1, "the hung engine to be out")
+        waiting_at = time.time()
+        await until(lambda: _is_out(rig, hung), 2 * PROBE_INTERVAL_S + 1, "the hung engine to be out")
+        out_s = time.time() - waiting_at
         reason = (await rig.endpoint(hung))["reason"]
         note(f"\nhung core, no traffic: /health {health}, out after {out_s:.1f} s: {reason}")
         load = asyncio.create_task(
@@ -234,28 +237,30 @@ async def test_a_hung_engine(rig: Rig[Vllm], note: Note) -> None:
     assert all_whole(chats), chats
     assert shares[-1] < 0.1
     assert stuck == []
-    await reached(lambda: _has_its_share(rig, hung), 90, "the healed engine to be back")
+    await until(lambda: _has_its_share(rig, hung), 90, "the healed engine to be back")
     note(f"it had its share back within {time.time() - healed_at:.0f} s")
 
 
 async def test_a_killed_core(rig: Rig[Vllm], note: Note) -> None:
     """The quick engine's core dies with streams on it: they break with an error. Once it is gone no request fails."""
     dead = rig.engines[0]
-    await reached(lambda: _has_its_share(rig, dead), 90, "the quick engine to have its share")
+    await until(lambda: _has_its_share(rig, dead), 90, "the quick engine to have its share")
     running = [asyncio.create_task(chat(rig.trimtab.url, distinct_prompt(600 + each, 20), 300)) for each in range(6)]
 
     async def decodes() -> bool:
         return (await dead.metrics())["vllm:num_requests_running"] > 0
 
-    await reached(decodes, 20, "a stream on the quick engine")
+    await until(decodes, 20, "a stream on the quick engine")
     dead.core.send_signal(SIGKILL)
     met = await evenly(4, 0.1, lambda number: chat(rig.trimtab.url, distinct_prompt(700 + number, 20), 8))
 
     async def gone() -> bool:
         return not dead.alive
 
-    await reached(gone, 20, "vLLM to end itself")
-    out_s = await reached(lambda: _is_out(rig, dead), 2 * PROBE_INTERVAL_S + 1, "the dead engine to be out")
+    await until(gone, 20, "vLLM to end itself")
+    waiting_at = time.time()
+    await until(lambda: _is_out(rig, dead), 2 * PROBE_INTERVAL_S + 1, "the dead engine to be out")
+    out_s = time.time() - waiting_at
     note(f"\nkilled core: out {out_s:.1f} s after it was gone: {(await rig.endpoint(dead))['reason']}")
     # One after the other: they have to be answered by the slow engine alone.
     broken, met_broken = ([each for each in chats if not each.whole] for chats in (await asyncio.gather(*running), met))

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tests.services.conftest import until
+from tests.harness import until
 from trimtab.policy.model import Policy
 from trimtab.pool import EndpointSpec
 from xds_server.discovery import Discovery

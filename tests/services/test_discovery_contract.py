@@ -13,7 +13,7 @@ import dns.rcode
 import pytest
 from aiohttp import web
 
-from tests.services.conftest import until
+from tests.harness import until
 from tests.services.dns_server import dns_server
 from tests.services.kubernetes_api import KubernetesApi, endpoint, endpoint_slice, kubernetes_api, pod
 from trimtab.policy.model import Policy

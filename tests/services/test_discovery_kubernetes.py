@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tests.services.conftest import until
+from tests.harness import until
 from tests.services.kubernetes_api import KubernetesApi, endpoint, endpoint_slice, kubernetes_api, pod
 from tests.services.test_discovery_contract import Pool
 from trimtab.policy.model import Pool as PoolPolicy

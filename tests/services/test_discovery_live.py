@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.harness import until
 from tests.services.kubernetes_api import kubernetes_api, pod
 from tests.system.load import failures
 from tests.system.stack import Engines, Trimtab, on_free_ports, running
@@ -23,12 +24,15 @@ def policy(section: dict[str, Any]) -> dict[str, Any]:
 
 async def seen(trimtab: Trimtab, expected: set[str], deadline_s: float) -> dict[str, dict[str, Any]]:
     """The endpoints, as soon as these (by address) take work and no others do."""
-    async with asyncio.timeout(deadline_s):
-        while True:
-            rows = await trimtab.endpoints()
-            if {row["address"] for row in rows.values() if row["takes_work"]} == expected:
-                return rows
-            await asyncio.sleep(0.02)
+    rows: dict[str, dict[str, Any]] = {}
+
+    async def are_seen() -> bool:
+        nonlocal rows
+        rows = await trimtab.endpoints()
+        return {row["address"] for row in rows.values() if row["takes_work"]} == expected
+
+    await until(are_seen, deadline_s)
+    return rows
 
 
 async def test_no_stream_notices_that_the_endpoints_are_others(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.services.conftest import until
+from tests.harness import until
 from tests.services.dns_server import DnsServer, dns_server
 from tests.services.test_discovery_contract import Pool
 from xds_server.discovery import DiscoveryCollector, SourceStatus

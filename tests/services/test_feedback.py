@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from ext_proc.report import Reporter
-from tests.services.conftest import until
+from tests.harness import until
 from tests.services.made import decision
 from trimtab.codec import to_proto
 from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Observation, Outcome
@@ -324,7 +324,7 @@ async def test_cut_connections_neither_lose_nor_repeat(plane: Plane) -> None:
             await asyncio.sleep(0.005)
             if not pieces:
                 break
-        await until(lambda: len(plane.ids) >= number, deadline_s=20)
+        await until(lambda: len(plane.ids) >= number, 20)
     assert not pieces
     assert plane.ids == list(range(number))
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.services.conftest import until
+from tests.harness import until
 from tests.services.test_scraper import AtOnce, Readings, engine, pool
 from trimtab.fleet.observation import SignalsRead
 from xds_server.sources import Scraper, new_session

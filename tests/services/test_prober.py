@@ -19,7 +19,7 @@ from aiohttp import web
 
 from ext_proc.probe_answer import ProbeAnswer
 from ext_proc.verdict import RejectionReader
-from tests.services.conftest import until
+from tests.harness import until
 from tests.services.test_scraper import TLS, black_hole, certificate
 from trimtab.fleet.observation import Probed, ProbeResult, Signals, SignalsRead
 from trimtab.policy.model import Pool, Rejections

@@ -207,6 +207,7 @@ async def test_custom_signals_of_a_host_and_two_series_and_none(fleet: Fleet, ca
     async with watched(pool(fleet.server.url, fleet.simulated, bundled=False, custom=custom)) as it:
         await until(lambda: {s.signal for s in it.seen} == {one["name"] for one in custom})
         await until(lambda: len(it.errors) > 12)
+        await until(lambda: caplog.records)
         heard = it.view(fleet.simulated).custom
     assert (heard["heat"].value, heard["heat"].why) == (71, "")
     assert heard["each"].why == "2 series; let the query make one of them, as in max by (Hostname) (...)"

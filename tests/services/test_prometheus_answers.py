@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.harness import free_port
-from tests.services.conftest import until
+from tests.harness import free_port, until
 from trimtab.cli.control_plane import ControlPlane
 from trimtab.fleet.observation import SignalQueried
 from trimtab.policy import PolicyFile
 from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import Prometheus
 from trimtab.pool import EndpointSpec
-from xds_server.sources import prometheus_query
+from xds_server.sources import prometheus_query, troubles
 from xds_server.sources.prometheus import PrometheusSource
 from xds_server.sources.prometheus_query import Answer, Asker, QueryFailed, Series
 
@@ -333,14 +332,19 @@ async def test_a_fault_of_ours_is_told_once(caplog: pytest.LogCaptureFixture, mo
 
     monkeypatch.setattr(Asker, "ask", fail)
     async with source(section("http://127.0.0.1:9", queries={"waiting": "up"})) as (_, reads):
+        await until(lambda: caplog.records)
+        reads.clear()
         await until(lambda: len(reads) > 2)
     assert {read.error for read in reads} == {"a fault of Trimtab: ZeroDivisionError"}
     assert caplog.text.count("Traceback") == 1
 
 
-async def test_each_trouble_is_said_once_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_trouble_is_one_line_for_all_signals_and_so_is_its_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(troubles, "_GATHER_S", 0.6)  # more than two rounds
     caplog.set_level(logging.INFO, "xds_server")
-    answer = found(one())
+    answer = found()
     status = 200
 
     async def handler(request: web.Request) -> web.Response:
@@ -349,30 +353,28 @@ async def test_each_trouble_is_said_once_and_its_end(caplog: pytest.LogCaptureFi
     queries = {"waiting": "a", "running": "b", "kv_usage": "c"}
     async with server(handler) as url, source(section(url, queries=queries)) as (_, reads):
 
-        async def said_in_two_rounds() -> list[str]:
+        async def said_next() -> str:
+            await until(lambda: caplog.records)
             reads.clear()
             await until(lambda: all(len([read for read in reads if read.signal == name]) > 2 for name in queries))
-            lines = [record.getMessage() for record in caplog.records]
+            (record,) = caplog.records
             caplog.clear()
-            return sorted(lines)
+            return record.getMessage()
 
-        assert await said_in_two_rounds() == []
-        status = 422  # a trouble of queries, which is the same for all
-        (line,) = await said_in_two_rounds()
-        assert line.endswith("from Prometheus: HTTP 422: Unprocessable Entity")
+        every = "kv_usage, running, waiting from Prometheus"
+        why = "no series whose instance is the endpoint's address"
+        assert await said_next() == f"pool chat: no {every}: {why}"
+        answer = found(one())
+        assert await said_next() == f"pool chat: {every} again"
+        status = 422  # a trouble of queries
+        assert await said_next() == f"pool chat: no {every}: HTTP 422: Unprocessable Entity"
         status = 200
-        (line,) = await said_in_two_rounds()
-        assert line.endswith("from Prometheus again")
+        assert await said_next() == f"pool chat: {every} again"
         status = 401  # a trouble of the server
         why = "HTTP 401: Unauthorized: give token_file, or username and password_file"
-        assert await said_in_two_rounds() == [f"pool chat: no answer of Prometheus at {url}: {why}"]
+        assert await said_next() == f"pool chat: no answer of Prometheus at {url}: {why}"
         status = 200
-        assert await said_in_two_rounds() == [f"pool chat: answer of Prometheus at {url} again"]
-        answer = found()  # which may be on purpose for one signal, and a mistake for another
-        why = "no series whose instance is the endpoint's address"
-        assert await said_in_two_rounds() == [
-            f"pool chat: no {signal} from Prometheus: {why}" for signal in sorted(queries)
-        ]
+        assert await said_next() == f"pool chat: answer of Prometheus at {url} again"
 
 
 async def test_the_control_plane_asks_and_drains_and_counts(tmp_path: Path) -> None:

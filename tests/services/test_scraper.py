@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.services.conftest import until
+from tests.harness import until
 from trimtab.fleet.observation import Signals, SignalsRead
 from trimtab.policy.model import Pool, ScrapeTls
 from trimtab.pool import EndpointSpec

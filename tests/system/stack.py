@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.harness import until
 from trimtab.cli.child import tied
 from trimtab.cli.local_stack import on_free_ports
 
@@ -150,10 +151,14 @@ class Trimtab(Process):
 
     async def wait_serving(self, timeout_s: float = 20) -> None:
         """Wait until a request through Envoy is answered by an engine."""
-        async with asyncio.timeout(timeout_s):
-            while not await self._serves():
-                assert self.alive, f"trimtab ended:\n{self.log()}"
-                await asyncio.sleep(0.05)
+
+        async def serves() -> bool:
+            if await self._serves():
+                return True
+            assert self.alive, f"trimtab ended:\n{self.log()}"
+            return False
+
+        await until(serves, timeout_s, "a request through Envoy is answered")
 
     async def _serves(self) -> bool:
         try:

@@ -1,6 +1,5 @@
 """What clients see of engines that hang or refuse, and of an observer that stops, at 20 req/s through three engines."""
 
-import asyncio
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.harness import until
 from tests.system.load import failures, steady
 from tests.system.rig import observed
 from tests.system.stack import Engines, Trimtab, policy_for, running
@@ -89,19 +89,17 @@ async def test_an_observer_that_stops_costs_a_moment_and_no_request(tmp_path: Pa
     async with observed(tmp_path, policy) as (_, observer, envoy):
         usual = await load(observer, 1, seed=1)
 
-        async def is_avoided() -> bool:
-            return not (await envoy.stats(r"^cluster\.trimtab_ext_proc\.membership_healthy$")).popitem()[1]
+        async def is_used() -> int:
+            return (await envoy.stats(r"^cluster\.trimtab_ext_proc\.membership_healthy$")).popitem()[1]
 
         observer.send(signal.SIGSTOP)
         try:
             noticing = await load(observer, 5, seed=2)
-            assert await is_avoided()
+            assert not await is_used()
             stopped = await load(observer, 1, seed=3)
         finally:
             observer.send(signal.SIGCONT)
-        async with asyncio.timeout(10):
-            while await is_avoided():
-                await asyncio.sleep(0.05)
+        await until(is_used)
         observer.send(signal.SIGKILL)
         killed = await load(observer, 2, seed=4)
     for results in (usual, noticing, stopped, killed):

@@ -1,13 +1,12 @@
 """Every law behind real Envoy: one Envoy, one control plane, and the law is swapped by the policy file alone."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness import EnvoyProcess
+from tests.harness import EnvoyProcess, until
 from tests.scoring.laws import POLICIES
 from tests.system.load import failures, steady
 from tests.system.stack import Engines, Trimtab, policy_for, running
@@ -35,9 +34,11 @@ async def swap(serve: Trimtab, name: str, numbers: dict[str, Any]) -> None:
     """Write another law into the policy file, and wait until it is in force."""
     serve.policy["pools"][0]["scoring"] = numbers
     serve.write_policy()
-    async with asyncio.timeout(15):
-        while (await serve.page("/policy"))["pools"][0]["scoring"]["law"] != name:
-            await asyncio.sleep(0.02)
+
+    async def is_in_force() -> bool:
+        return bool((await serve.page("/policy"))["pools"][0]["scoring"]["law"] == name)
+
+    await until(is_in_force, 15)
 
 
 async def test_each_law_moves_the_weights_of_a_running_envoy(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.harness import until
 from tests.system.load import failures, steady
 from tests.system.stack import Engines, Trimtab, running
 from trimtab.cli.local_stack import on_free_ports
@@ -75,19 +76,20 @@ async def test_a_stopped_worker(tmp_path: Path) -> None:
         trimtab = Trimtab(tmp_path, "up", {**on_free_ports(), "pools": [pool]})
 
         async def becomes(state: str, timeout_s: float) -> float:
+            async def is_it() -> bool:
+                return (await trimtab.endpoints())[hung]["state"] == state
+
             began = time.monotonic()
-            async with asyncio.timeout(timeout_s):
-                while (await trimtab.endpoints())[hung]["state"] != state:
-                    await asyncio.sleep(0.05)
+            await until(is_it, timeout_s)
             return time.monotonic() - began
+
+        async def is_known() -> bool:
+            probed = await trimtab.metric("trimtab_probes_total", endpoint=hung, result="token")
+            return probed >= 1 and (await trimtab.endpoints())[hung]["signals_age_s"] is not None
 
         async with running(trimtab):
             await trimtab.wait_serving()
-            async with asyncio.timeout(10):
-                while await trimtab.metric("trimtab_probes_total", endpoint=hung, result="token") < 1:
-                    await asyncio.sleep(0.05)
-                while (await trimtab.endpoints())[hung]["signals_age_s"] is None:
-                    await asyncio.sleep(0.05)
+            await until(is_known)
             worker.send(signal.SIGSTOP)
             assert await becomes("down", 10) < 2 * INTERVAL_S + 1, "the second is for a busy machine"
             row = (await trimtab.endpoints())[hung]

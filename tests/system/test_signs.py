@@ -1,11 +1,11 @@
 """Signs of death that only streams which are read whole can show, through real Envoy."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
+from tests.harness import until
 from tests.system.load import failures, steady
 from tests.system.stack import Engines, Trimtab, policy_for, running
 from trimtab.sim.client import Outcome, replay
@@ -44,19 +44,19 @@ async def test_streams_that_stop_and_streams_that_end_too_soon(tmp_path: Path) -
                 # Some 7 s of tokens each.
                 burst = [Request(0.01 * number, 100, 400) for number in range(10)]
                 streams = tasks.create_task(replay(trimtab.url, burst, model="sim", seed=2, cut_after_last_s=30))
-                await soon(is_streaming, 5)
+                await until(is_streaming, 5)
                 await asyncio.sleep(1)  # until the observers have it
                 await engines.fault(0, "mute")
-                await soon(lambda: is_in("open"), 15)
+                await until(lambda: is_in("open"), 15)
                 reason = (await trimtab.endpoints())[address]["reason"]
                 await engines.fault(0, "none")
-                await soon(lambda: is_in("ramping", "up"), 10)
+                await until(lambda: is_in("ramping", "up"), 10)
                 assert not streams.done(), "tokens brought it back, not the end of a stream"
             assert reason.startswith("open: nothing more of its streams for ")
             assert await signs("stalled") >= 1
             assert failures([*usual, *streams.result()]) == []
 
-            await soon(lambda: is_in("up"), 10)
+            await until(lambda: is_in("up"), 10)
             await engines.fault(0, "end_mid_stream")
             short = await replay(trimtab.url, steady(20, 3), model="sim", seed=3)
             row = (await trimtab.endpoints())[address]
@@ -66,9 +66,3 @@ async def test_streams_that_stop_and_streams_that_end_too_soon(tmp_path: Path) -
             assert {(result.outcome, result.engine) for result in cut} == {(Outcome.CUT, engines.names[0])}
             assert await signs("cut-short") == len(cut)
             assert len(cut) < 15, "of some 30 that it would have got"
-
-
-async def soon(holds: Callable[[], Awaitable[bool]], within_s: float) -> None:
-    async with asyncio.timeout(within_s):
-        while not await holds():
-            await asyncio.sleep(0.05)

@@ -1,6 +1,5 @@
 """`trimtab standby` beside a real Envoy, while the control plane is killed and comes back."""
 
-import asyncio
 import json
 import signal
 import time
@@ -36,18 +35,23 @@ async def hosts(envoy: EnvoyProcess) -> dict[int, tuple[int, str]]:
 
 async def until_draining(serve: Trimtab, envoy: EnvoyProcess, port: int) -> None:
     """Send requests until the endpoint has refused one and is out."""
-    async with asyncio.timeout(10), aiohttp.ClientSession() as session:
-        while (await hosts(envoy))[port][1] != "DRAINING":
+    async with aiohttp.ClientSession() as session:
+
+        async def is_out() -> bool:
             async with session.post(f"{serve.url}/v1/completions", json={"model": "sim", "prompt": "x"}) as answer:
                 await answer.read()
+            return (await hosts(envoy))[port][1] == "DRAINING"
+
+        await until(is_out)
 
 
 async def until_client(serve: Trimtab, timeout_s: float = 10) -> dict[str, object]:
     """The one client that the control plane shows, once it is there."""
-    async with asyncio.timeout(timeout_s):
-        while not (clients := (await serve.page("/clients"))["clients"]):
-            await asyncio.sleep(0.05)
-    (client,) = clients
+
+    async def clients() -> list[dict[str, object]]:
+        return list((await serve.page("/clients"))["clients"])
+
+    (client,) = await until(clients, timeout_s)
     return dict(client)
 
 
@@ -67,6 +71,10 @@ async def test_an_envoy_that_starts_alone_serves_as_before_and_goes_back(tmp_pat
         standby, serve = Trimtab(tmp_path, "standby", policy), Trimtab(tmp_path, "serve", policy)
         loaded = load_policy(serve.policy_file)
         envoy = EnvoyProcess(render_bootstrap(loaded), loaded.services.envoy_admin, tmp_path)
+
+        async def has_the_first_alone() -> bool:
+            return (await hosts(envoy)).keys() == {three[0].port}
+
         async with running(standby, serve):
             try:
                 await until(lambda: standby.log().count("its view is kept") == 1, 20)
@@ -100,9 +108,7 @@ async def test_an_envoy_that_starts_alone_serves_as_before_and_goes_back(tmp_pat
                 await until_client(serve)
                 pool["endpoints"] = pool["endpoints"][:1]
                 serve.write_policy()
-                async with asyncio.timeout(5):
-                    while (await hosts(envoy)).keys() != {three[0].port}:
-                        await asyncio.sleep(0.05)
+                await until(has_the_first_alone, 5)
                 listeners = await envoy.stats("listener_manager.listener_(added|modified|removed)$")
                 assert sum(listeners.values()) == 1
             finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from tests.harness import EnvoyProcess
+from tests.harness import EnvoyProcess, until
 from tests.system.load import failures
 from tests.system.stack import Engines, Trimtab, policy_for, running
 from trimtab.cli.state_file import StateFile
@@ -89,10 +89,13 @@ async def test_a_burst_does_not_herd_to_the_better_of_two(tmp_path: Path) -> Non
         policy["state_file"] = str(tmp_path / "state.json")
         trimtab = Trimtab(tmp_path, "up", policy)
         history(load_policy(trimtab.policy_file), {engines.addresses[0]: 0.48, engines.addresses[1]: 1.85})
+
+        async def all_read() -> bool:
+            return all(row["signals_age_s"] is not None for row in (await trimtab.endpoints()).values())
+
         async with running(trimtab):
             await trimtab.wait_serving()
-            while any(row["signals_age_s"] is None for row in (await trimtab.endpoints()).values()):
-                await asyncio.sleep(0.05)
+            await until(all_read)
             await asyncio.sleep(0.3)  # a step of the loop
             scores = {name: row["score"] for name, row in (await trimtab.endpoints()).items()}
             results = await replay(trimtab.url, [Request(0, 100, 20)] * 100, model="sim", seed=1)

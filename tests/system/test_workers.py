@@ -1,10 +1,10 @@
 """Several observing processes, IPv6, and unix sockets."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
+from tests.harness import until
 from tests.system.load import failures, steady
 from tests.system.stack import Engines, Trimtab, policy_for, running
 from trimtab.sim.client import replay
@@ -26,11 +26,9 @@ async def test_workers_see_every_attempt(tmp_path: Path) -> None:
             await trimtab.wait_serving()
             before = await trimtab.metric("trimtab_ttft_seconds_count")
             results = await replay(trimtab.url, steady(20, 3, output_tokens=5), model="sim", seed=1)
-            seen = 0.0
-            for _ in range(100):
-                seen = await trimtab.metric("trimtab_ttft_seconds_count") - before
-                if seen == len(results):
-                    break
-                await asyncio.sleep(0.05)
-    assert failures(results) == []
-    assert seen == len(results)
+            assert failures(results) == []
+
+            async def all_seen() -> bool:
+                return await trimtab.metric("trimtab_ttft_seconds_count") - before == len(results)
+
+            await until(all_seen, what="every first token is counted once")

@@ -25,16 +25,19 @@ both = pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
 
 
 async def until_in_force(process: EnvoyProcess, cluster: str, weights: dict[int, int]) -> None:
-    async with asyncio.timeout(5):
-        while await weights_in_force(process, cluster) != weights:
-            await asyncio.sleep(0.02)
+    async def are_in_force() -> bool:
+        return await weights_in_force(process, cluster) == weights
+
+    await until(are_in_force, 5)
 
 
 async def assert_nothing_waited(process: EnvoyProcess) -> None:
     """No cluster is warming any more, and none has given up waiting for its assignment."""
-    async with asyncio.timeout(2):
-        while any((await process.stats("warming_clusters")).values()):
-            await asyncio.sleep(0.02)
+
+    async def are_warm() -> bool:
+        return not any((await process.stats("warming_clusters")).values())
+
+    await until(are_warm, 2)
     assert not any((await process.stats("assignment_use_cached|init_fetch_timeout")).values())
 
 

@@ -18,9 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from trimtab.cli.errors import UserError, ensure_folder
+from trimtab.cli.stopping import ignore_hangup
 from trimtab.policy import Policy, example_policy, json_schema, load_policy
 from trimtab.policy.endpoint_list import check_lists
 from trimtab.policy.model import OwnAddress
+from trimtab.policy.named_files import unreadable_files
 
 app = typer.Typer(
     name="trimtab",
@@ -83,6 +85,7 @@ def up(
 ) -> None:
     """Run everything in front of your engines: the services, and a child Envoy that ends with them."""
 
+    ignore_hangup()
     from trimtab.cli import run
 
     def ready(loaded: Policy) -> None:
@@ -95,6 +98,7 @@ def up(
 @app.command()
 def serve(policy: PolicyOption) -> None:
     """Run the two services alone, for an Envoy that runs elsewhere (see `trimtab bootstrap`)."""
+    ignore_hangup()
     from trimtab.cli import run
 
     _run(run.serve(policy, observing=True))
@@ -103,6 +107,7 @@ def serve(policy: PolicyOption) -> None:
 @app.command()
 def xds(policy: PolicyOption) -> None:
     """Run the control plane alone; `trimtab ext-proc` observes in a process of its own."""
+    ignore_hangup()
     from trimtab.cli import run
 
     _run(run.serve(policy, observing=False))
@@ -111,6 +116,7 @@ def xds(policy: PolicyOption) -> None:
 @app.command()
 def standby(policy: PolicyOption) -> None:
     """Stand by for the control plane: an Envoy that starts while it is down gets what it served last."""
+    ignore_hangup()
     from trimtab.cli.standby import stand_by
 
     _run(stand_by(policy))
@@ -119,6 +125,7 @@ def standby(policy: PolicyOption) -> None:
 @app.command("ext-proc")
 def ext_proc(policy: PolicyOption, worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False) -> None:
     """Run the observers alone; they report to the control plane at services.xds."""
+    ignore_hangup()
     from trimtab.cli.observe import observe
 
     _run(observe(policy, worker=worker))
@@ -161,13 +168,17 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the policy with all its defaults.")] = False,
 ) -> None:
-    """Validate a policy, and the lists of endpoints that it names. Exit code 2, and a line for each problem, if bad."""
+    """Validate a policy, and the lists of endpoints that it names. Exit code 2, and a line for each problem, if bad.
+
+    A file that it names and that cannot be read is a warning: Trimtab would wait for it.
+    """
     if (policy is None) is (named is None):
         raise UserError("name one policy: trimtab check POLICY.yaml")
     path = policy or named
     assert path is not None
     loaded = load_policy(path)
     check_lists(loaded)
+    sys.stderr.writelines(f"{warning}\n" for warning in unreadable_files(loaded, path))
     if as_json:
         sys.stdout.write(loaded.model_dump_json(indent=2) + "\n")
     else:
@@ -176,6 +187,17 @@ def check(
         listed = f"{_count(endpoints, 'endpoint')}{' listed' if found else ''}"
         discovered = f", {_count(found, 'pool')} with discovery" if found else ""
         sys.stdout.write(f"{path}: ok: {_count(len(loaded.pools), 'pool')}, {listed}{discovered}\n")
+
+
+@app.command()
+def endpoints(
+    policy: PolicyOption,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the page /endpoints as it is.")] = False,
+) -> None:
+    """Ask the running control plane for the state, weight and share of every endpoint, and why."""
+    from trimtab.cli.endpoints import endpoints as show_endpoints
+
+    _run(show_endpoints(policy, as_json=as_json, console=_wide_console()))
 
 
 @app.command()

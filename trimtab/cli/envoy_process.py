@@ -11,13 +11,9 @@ import aiohttp
 
 from trimtab.cli.child import tied
 from trimtab.cli.errors import PartFailedError
-from trimtab.policy.model import split_host_port
+from trimtab.cli.listening import reach
 
 log = logging.getLogger(__name__)
-
-
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where to reach what listens on all addresses."""
 
 
 class EnvoyFailedError(PartFailedError):
@@ -174,9 +170,8 @@ class EnvoyProcess:
 
 
 async def _takes_connections(address: str) -> bool:
-    host, port = split_host_port(address)
     try:
-        _, writer = await asyncio.open_connection(_ANY.get(host, host), port)
+        _, writer = await asyncio.open_connection(*reach(address))
     except OSError:
         return False
     writer.close()

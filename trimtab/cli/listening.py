@@ -19,6 +19,8 @@ _MENDS = {
 # Bound and never listening: each keeps a port of `free_port` from being handed out again.
 _kept: list[socket.socket] = []
 
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
 
 class CannotListenError(UserError):
     """A service's address cannot be bound; the message names the policy's key and the mend."""
@@ -71,6 +73,12 @@ async def serve_http(app: web.Application, address: str, key: str) -> web.AppRun
         await runner.cleanup()
         raise CannotListenError(f"{key} {address} cannot be bound: {error.strerror or error}") from None
     return runner
+
+
+def reach(address: str) -> tuple[str, int]:
+    """The host and port at which this machine reaches what listens at `address`, be it on all addresses."""
+    host, port = split_host_port(address)
+    return _ANY.get(host, host), port
 
 
 def free_port() -> int:

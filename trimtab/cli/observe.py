@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ext_proc.report import Reporter
+from trimtab.cli.collector import spare_what_is_loaded
 from trimtab.cli.following import follow
 from trimtab.cli.observers import Observers, Workers
 from trimtab.cli.stopping import stop_signal
@@ -36,6 +37,7 @@ async def observe(policy_path: Path, *, worker: bool) -> None:
         observers = Observers(policy, reporter.report)
         reporter.start()
         async with observers.serving(policy.services.ext_proc, shared_port=worker):
+            spare_what_is_loaded()
             log.info("observing on %s, reporting to %s", policy.services.ext_proc, policy.services.xds)
             following = asyncio.create_task(follow(policy_file, observers.take_policy))
             await stop.wait()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 
+from trimtab.cli.collector import spare_what_is_loaded
 from trimtab.cli.control_plane import ControlPlane
 from trimtab.cli.envoy_process import EnvoyProcess
 from trimtab.cli.listening import ensure_free
@@ -26,6 +27,7 @@ async def serve(policy_path: Path, *, observing: bool) -> None:
     """The control plane, and with `observing` the observers too, for an Envoy that runs elsewhere."""
     with stop_signal() as stop:
         async with _services(PolicyFile(policy_path), observing=observing) as plane:
+            spare_what_is_loaded()
             services = plane.policy.services
             log.info("serving xDS on %s; pages on http://%s", services.xds, services.admin)
             await stop.wait()
@@ -58,6 +60,7 @@ async def up(
             try:
                 serving = process.wait_serving(policy.listen.socket, _ENVOY_START_S, lambda: _refusal(plane))
                 await unless_stopped(stop, serving)
+                spare_what_is_loaded()
                 if not stop.is_set():
                     on_ready(policy)
                 await unless_stopped(stop, process.ended())

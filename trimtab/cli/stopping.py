@@ -1,4 +1,4 @@
-"""Signals that end the program in good order."""
+"""Signals that end the program in good order, and the one that does not end it."""
 
 import asyncio
 import signal
@@ -19,6 +19,14 @@ def stop_signal() -> Iterator[asyncio.Event]:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
+
+
+def ignore_hangup() -> None:
+    """Outlive SIGHUP, which asks a service to read its configuration again: ours is read whenever its file changes.
+
+    To be called before anything that takes time. Children inherit it.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 async def unless_stopped(stop: asyncio.Event, work: Awaitable[object]) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 from trimtab.cli.demo.arms import FLEET, MAX_QUEUED_REQS, MODEL, demo_policy, running
 from trimtab.cli.demo.run import CUT_AFTER_LAST_S, SPEED
 from trimtab.cli.replay_show import show_table
+from trimtab.cli.under_way import told
 from trimtab.policy.model import Pool
 from trimtab.sim.client import replay, summarise
 from trimtab.sim.process import EngineAddress
@@ -51,7 +52,8 @@ def validate(seconds: float, runs: int, console: Console) -> dict[str, Any]:
     real: dict[str, list[dict[str, Any]]] = {law: [] for law in ARMS.values()}
     for run in range(runs):
         for arm, law in ARMS.items():
-            with console.status(f"{arm} on real Envoy, run {run + 1} of {runs}"):
+            about = f"on real Envoy, run {run + 1} of {runs}"
+            with told(arm, about, console), console.status(f"{arm} {about}"):
                 real[law].append(asyncio.run(_real(arm, piece, seed=run)))
     rows: dict[str, dict[str, Any]] = {}
     for law in ARMS.values():

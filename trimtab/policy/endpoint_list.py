@@ -3,13 +3,13 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from trimtab.policy.document import Document
 from trimtab.policy.load import decode_text, problems_of, read_policy
 from trimtab.policy.model import Endpoint, Policy, used_twice
+from trimtab.policy.named_files import why_unreadable
 from trimtab.policy.problem import PolicyError, Problem, dotted
 
 _LIST = TypeAdapter(tuple[Endpoint, ...])
@@ -35,13 +35,13 @@ def decode_endpoints(content: bytes, source: str) -> tuple[Endpoint, ...]:
 
 
 def check_lists(policy: Policy) -> None:
-    """Validate the files with endpoints that a policy names, those that are on this machine.
+    """Validate the files with endpoints that a policy names, those that can be read now.
 
     Raises PolicyError with the problems of all of them.
     """
     problems: list[Problem] = []
     for pool in policy.pools:
-        if pool.discovery is not None and (named := pool.discovery.file) and Path(named.path).exists():
+        if pool.discovery is not None and (named := pool.discovery.file) and not why_unreadable(named.path):
             try:
                 decode_endpoints(read_policy(named.path), named.path)
             except PolicyError as error:

@@ -15,10 +15,14 @@ def text_schema(example: str, pattern: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [example]})
 
 
-def _file_path(text: str) -> str:
+class NamedFile(str):
+    """The path of a file that Trimtab reads."""
+
+
+def _file_path(text: str) -> NamedFile:
     if not re.fullmatch("/.+", text) or not text.isprintable():
         raise ValueError(f"{quoted(text)} must be an absolute path, as in /etc/trimtab/NAME")
-    return text
+    return NamedFile(text)
 
 
 def _url(text: str) -> str:

@@ -17,6 +17,7 @@ from xds_server.access import unforeseen
 from xds_server.sources.prometheus_join import join
 from xds_server.sources.prometheus_query import Answer, Asker, QueryFailed
 from xds_server.sources.reader import PoolReader
+from xds_server.sources.troubles import Troubles
 
 logger = logging.getLogger(__name__)
 
@@ -56,18 +57,29 @@ class PrometheusSource(PoolReader[_Question]):
         self._on_query = on_query
         self._now = now
         self._rng = rng or random.Random()
-        self._said: dict[str, dict[str, str]] = {}  # pool -> signal ("" is the server) -> what is wrong with it
+        self._troubles: dict[tuple[str, str], Troubles] = {}  # by pool and URL
 
     def _jobs(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> Set[_Question]:
         return _questions(pool)
 
+    async def close(self) -> None:
+        await super().close()
+        for troubles in self._troubles.values():
+            troubles.close()
+
     def _aim(self, pool: str, wanted: Set[_Question]) -> None:
         super()._aim(pool, wanted)
-        if not wanted:
-            self._said.pop(pool, None)
+        asked = {(question.pool, question.server.url) for question in wanted}
+        for gone in [key for key in self._troubles if key[0] == pool and key not in asked]:
+            self._troubles.pop(gone).close()
+        for key in asked - self._troubles.keys():
+            self._troubles[key] = Troubles(*key)
 
     def _dropped(self, question: _Question) -> None:
-        self._said.get(question.pool, {}).pop(question.signal, None)
+        self._troubles_of(question).forget(question.signal)
+
+    def _troubles_of(self, question: _Question) -> Troubles:
+        return self._troubles[question.pool, question.server.url]
 
     async def _run(self, question: _Question) -> None:
         loop = asyncio.get_running_loop()
@@ -105,9 +117,9 @@ class PrometheusSource(PoolReader[_Question]):
     def _joined(self, question: _Question, answer: Answer) -> Sequence[SignalQueried]:
         endpoints, now = self._endpoints[question.pool], self._now()
         joined = join(answer, endpoints, dict(question.rules))
-        self._say(question, "", "")
         reasons = {one.error for one in joined.values()}
-        self._say(question, question.signal, "" if "" in reasons or not reasons else min(reasons))
+        self._troubles_of(question).note("", "")
+        self._troubles_of(question).note(question.signal, "" if "" in reasons or not reasons else min(reasons))
         return [
             SignalQueried(now, question.pool, address, question.signal, one.value, now - one.age_s, one.error)
             for address, one in joined.items()
@@ -117,40 +129,14 @@ class PrometheusSource(PoolReader[_Question]):
         now = self._now()
         if isinstance(error, QueryFailed):
             why = str(error)
-            self._say(question, "" if error.server else question.signal, why, common=True)
+            self._troubles_of(question).note("" if error.server else question.signal, why)
         else:
             why = unforeseen(error)
-            self._say(question, question.signal, why, fault=error)
+            self._troubles_of(question).note(question.signal, why, error)
         return [
             SignalQueried(now, question.pool, endpoint.address, question.signal, None, error=why, answered=False)
             for endpoint in self._endpoints[question.pool]
         ]
-
-    def _say(
-        self,
-        question: _Question,
-        what: str,
-        error: str,
-        *,
-        common: bool = False,
-        fault: Exception | None = None,
-    ) -> None:
-        """Log what changes: that a signal, or with "" the whole server, is not known, why, and that it is again.
-
-        What can be `common` to several signals, such as a server that hangs, is said of the first of them.
-        """
-        said = self._said.setdefault(question.pool, {})
-        before = said.pop(what, "")
-        others = set(said.values())
-        if error:
-            said[what] = before or error
-        if bool(error) == bool(before):
-            return
-        shown = f"{what} from Prometheus" if what else f"answer of Prometheus at {question.server.url}"
-        if error and not (common and error in others):
-            logger.warning("pool %s: no %s: %s", question.pool, shown, error, exc_info=fault)
-        elif before and before not in others:
-            logger.info("pool %s: %s again", question.pool, shown)
 
 
 def _questions(pool: Pool) -> set[_Question]:

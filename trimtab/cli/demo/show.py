@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.cli.demo.arms import FLEET, Arm
+from trimtab.cli.endpoints import state_text
 from trimtab.sim.client import Outcome
 
-_STATE_STYLE = {"up": "green", "ramping": "yellow"}
 _TEXT = {"engine", "endpoint", "arm", "state", "why"}
 
 
@@ -63,7 +63,7 @@ def _endpoint_table(endpoints: Sequence[Mapping[str, Any]]) -> Table:
             str(row["in_flight"]),
             _number(signals["waiting"]),
             _number(signals["kv_usage"], 100),
-            Text(row["state"], style=_STATE_STYLE.get(row["state"], "red")),
+            state_text(row["state"]),
             Text(row["reason"], overflow="ellipsis"),
         )
     return table

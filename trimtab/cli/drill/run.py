@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from trimtab.cli.drill.drills import DEADLINE_MS, DRILLS, Drill
 from trimtab.cli.drill.figures import Figures, Sample, Times, figures
 from trimtab.cli.drill.stack import MODEL, Stack, running
+from trimtab.cli.under_way import told
 from trimtab.sim.client import Result, replay
 from trimtab.sim.trace import Request
 
@@ -33,12 +34,13 @@ _POOL: Mapping[str, Any] = {
 async def drill(names: Sequence[str], seed: int, console: Console) -> dict[str, Figures]:
     """Run the drills `names` one after the other. Raises PartFailedError, EnvoyFailedError, EnvoyNotFoundError."""
     found = {}
-    bar = Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console, transient=True)
-    with bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         whole = bar.add_task("drills", total=sum(_length_s(DRILLS[name]) for name in names))
         for name in names:
             bar.update(whole, description=f"{name}: {DRILLS[name].about}")
-            found[name] = await run_one(DRILLS[name], seed, lambda seconds: bar.advance(whole, seconds))
+            with told(name, DRILLS[name].about, console):
+                found[name] = await run_one(DRILLS[name], seed, lambda seconds: bar.advance(whole, seconds))
     return found
 
 

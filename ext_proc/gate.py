@@ -15,11 +15,13 @@ from envoy.type.v3.http_status_pb2 import HttpStatus
 
 from ext_proc.error_body import read_error_body
 from ext_proc.watch import Attempt, Opening, OpeningKind
-from trimtab.datapath import REASON_HEADER, RETRY_HEADER
+from trimtab.datapath import METADATA_NAMESPACE, REASON_HEADER, REFUSED_KEY, RETRY_HEADER
 from trimtab.fleet.observation import Verdict
 
-# The two streams begin together. One that is alone for so long stays alone, and its answer passes.
-_ALONE_S = 0.5
+# The two streams begin together. One that is alone for half a second stays alone, and its answer passes. That time is
+# counted in turns: while the event loop is busy the other one may have come unread, so a long wait is one turn too.
+_TURN_S = 0.1
+_TURNS_ALONE = 5
 
 GONE: Final = "gone"
 """In the place of an opening: Envoy gave the attempt up, at the deadline, for a faster one, or as the client left."""
@@ -44,13 +46,16 @@ class Meetings:
         For one whose counterpart does not come it ends by itself, as `UNREAD`.
         """
         if (opening := self._waiting.pop(attempt, None)) is None:
-            loop = asyncio.get_running_loop()
-            opening = self._waiting[attempt] = loop.create_future()
-            loop.call_later(_ALONE_S, self._give_up, attempt, opening)
+            opening = self._waiting[attempt] = asyncio.get_running_loop().create_future()
+            self._look(attempt, opening, _TURNS_ALONE)
         return opening
 
-    def _give_up(self, attempt: Attempt, opening: "asyncio.Future[Opening]") -> None:
-        if self._waiting.get(attempt) is opening:
+    def _look(self, attempt: Attempt, opening: "asyncio.Future[Opening]", turns: int) -> None:
+        if self._waiting.get(attempt) is not opening:
+            return
+        if turns:
+            opening.get_loop().call_later(_TURN_S, self._look, attempt, opening, turns - 1)
+        else:
             del self._waiting[attempt]
             settle(opening, _UNREAD)
 
@@ -84,23 +89,35 @@ class Refusal:
                 return cls(503, opening.verdict, _as_error(b"", _EMPTY, 503))
         return None
 
-    def answer(self, *, retry: bool) -> pb.ProcessingResponse:
-        """Makes the answer this error. The mark `retry` has the router try again; else the client gets it."""
+    def retried(self) -> pb.ProcessingResponse:
+        """Makes the answer this error, with the mark that has the router try again.
+
+        If it does not, the client gets the error; but its end only with that of the engine's own answer.
+        """
         headers = {":status": str(self.status), "content-type": "application/json"}
         common = pb.CommonResponse(
             status=pb.CommonResponse.CONTINUE_AND_REPLACE,
             body_mutation=pb.BodyMutation(body=self.body),
-            header_mutation=_mutation(headers, retry=retry),
+            header_mutation=_mutation(headers, retry=True),
         )
         common.header_mutation.remove_headers.append("content-encoding")
         return pb.ProcessingResponse(response_headers=pb.HeadersResponse(response=common))
 
+    def told(self) -> pb.ProcessingResponse:
+        """Ends the request with this error, all its attempts too, whether or not the engine ends its answer."""
+        response = pb.ProcessingResponse(
+            immediate_response=pb.ImmediateResponse(
+                status=HttpStatus(code=self.status),
+                body=self.body,
+                details="refused",
+            )
+        )
+        response.dynamic_metadata.get_or_create_struct(METADATA_NAMESPACE)[REFUSED_KEY] = True
+        return response
+
 
 def too_late() -> pb.ProcessingResponse:
-    """Ends the request, with all its attempts, as a 504: while attempts run side by side Envoy itself ends none.
-
-    Unlike a refusal, which lasts until the engine has ended its answer; a silent one never does.
-    """
+    """Ends the request, with all its attempts, as a 504: while attempts run side by side Envoy itself ends none."""
     reason = pb.HeaderMutation()
     option = reason.set_headers.add()
     option.header.key, option.header.raw_value = REASON_HEADER, b"timeout"

@@ -29,6 +29,7 @@ class RetryAdvice:
     """
 
     def __init__(self, pools: Iterable[Pool] = ()) -> None:
+        self._attempts: dict[str, int] = {}
         self._status_codes: dict[str, frozenset[int]] = {}
         self._given_work: dict[str, frozenset[str]] = {}
         self.take_policy(pools)
@@ -36,6 +37,7 @@ class RetryAdvice:
     def take_policy(self, pools: Iterable[Pool]) -> None:
         """Go on with other pools."""
         pools = tuple(pools)
+        self._attempts = {pool.name: 1 + pool.retries.attempts for pool in pools}
         self._status_codes = {pool.name: frozenset(pool.retries.status_codes) for pool in pools}
 
     def take_states(self, states: pb.PoolStates) -> None:
@@ -44,6 +46,10 @@ class RetryAdvice:
             pool.pool: frozenset(endpoint.address for endpoint in pool.endpoints if endpoint.state in _GIVEN_WORK)
             for pool in states.pools
         }
+
+    def are_spent(self, pool: str, attempts: int) -> bool:
+        """Whether a request that asked for `pool` gets no more attempts, having had so many."""
+        return pool in self._attempts and attempts >= self._attempts[pool]
 
     def is_worth_it(self, pool: str, address: str, status: int, verdict: Verdict, hedge_in_s: float = inf) -> bool:
         """Whether to retry what the endpoint at `address` refused with `status`.

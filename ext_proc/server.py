@@ -12,6 +12,7 @@ from ext_proc.service import ExtProcService
 from trimtab.grpc_health import add_health
 
 _MIB = 1 << 20
+_NO_LIMIT = 1_000_000
 
 
 @asynccontextmanager
@@ -38,6 +39,10 @@ async def serve_ext_proc(
             # Envoy pings several times a second to notice a stopped observer; gRPC would take that for an attack.
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
             ("grpc.http2.max_ping_strikes", 0),
+            # gRPC cancels streams at random once a thousand wait to be taken up, and what they hold would pass. If the
+            # service cannot keep up, Envoy's health check waits as they do, and keeps more from it.
+            ("grpc.server.max_pending_requests", _NO_LIMIT),
+            ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
         ]
     )
     add_health(server, lambda: True)  # what answers at all is well

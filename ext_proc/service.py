@@ -21,7 +21,7 @@ from ext_proc.request_clock import RequestClock
 from ext_proc.retries import RetryAdvice
 from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
-from trimtab.datapath import ROLE_HEADER, Hedge, Role, hedge_of_route, pool_of_cluster
+from trimtab.datapath import ROLE_HEADER, Hedge, Role, hedge_of_route, pool_of_cluster, pool_of_route
 from trimtab.fleet.observation import Observation, Rejected, Verdict
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         self.counters.gated[opening.kind] += 1
         if (refusal := Refusal.of(opening)) is not None:
             retry = self._is_worth_a_retry(message, attempt, refusal.status, refusal.verdict)
-            await _write(stream, refusal.answer(retry=retry))
+            await _write(stream, refusal.retried() if retry else refusal.told())
 
     async def _watch(self, stream: grpc.aio.ServicerContext, *, gated: bool) -> None:
         message = await stream.read()
@@ -181,6 +181,9 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         )
 
     def _is_worth_a_retry(self, first: pb.ProcessingRequest, attempt: Attempt, status: int, verdict: Verdict) -> bool:
+        asked_pool, attempts = _asked_pool(first), _attempts(first)
+        if self.retries.are_spent(asked_pool, attempts):
+            return False
         hedge_in_s = _hedge_in_s(first, self._request_clock.now())
         return self.retries.is_worth_it(attempt.pool, attempt.address, status, verdict, hedge_in_s)
 
@@ -219,6 +222,15 @@ def _attempt(message: pb.ProcessingRequest) -> Attempt:
 def _hedge(message: pb.ProcessingRequest) -> Hedge | None:
     """How the request is hedged, as its route says."""
     return hedge_of_route(message.attributes[_ATTRIBUTES].fields["xds.route_name"].string_value)
+
+
+def _asked_pool(message: pb.ProcessingRequest) -> str:
+    return pool_of_route(message.attributes[_ATTRIBUTES].fields["xds.route_name"].string_value)
+
+
+def _attempts(message: pb.ProcessingRequest) -> int:
+    """How many attempts the request has had, this one too."""
+    return int(message.attributes[_ATTRIBUTES].fields["upstream.request_attempt_count"].number_value)
 
 
 def _hedge_in_s(message: pb.ProcessingRequest, now: float) -> float:

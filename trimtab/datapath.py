@@ -24,6 +24,12 @@ REASON_HEADER: Final = "x-trimtab-reason"
 WATCH_SHARE_KEY: Final = "trimtab.watch"
 """The runtime key of the share of attempts with a streamed answer that are watched."""
 
+METADATA_NAMESPACE: Final = "trimtab"
+"""Where Envoy keeps what is known of a request: dynamic metadata."""
+
+REFUSED_KEY: Final = "refused"
+"""The key in it that is true of a request that ends with an engine's own error, though Envoy tells it."""
+
 _HEDGED = "hedged-"
 
 
@@ -65,6 +71,11 @@ class Hedge(NamedTuple):
 def route_name(pool: str, asked: Asked, hedge: Hedge | None = None) -> str:
     """The name of the route to `pool`, as the observers will hear of it."""
     return f"{pool}/{asked}" if hedge is None else f"{pool}/{_HEDGED}{hedge.from_ms}-{hedge.held_ms}/{asked}"
+
+
+def pool_of_route(name: str) -> str:
+    """The pool that the requests of a route ask for, whichever serves them."""
+    return name.partition("/")[0]
 
 
 def hedge_of_route(name: str) -> Hedge | None:

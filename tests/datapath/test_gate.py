@@ -26,6 +26,9 @@ DEADLINE_S = 1.0
 ROLE = event("", role="assistant")
 DEAD = b'data: {"error":{"message":"EngineCore encountered an issue.","type":"InternalServerError","code":500}}\n\n'
 FULL = b'data: {"error":{"message":"The request queue is full.","type":"SERVICE_UNAVAILABLE","code":503}}\n\n'
+OVERLOADED = (
+    b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"100 %","code":529}}\n\n'
+)
 LIMIT = b'{"error":{"message":"Rate limit reached","type":"tokens","code":"rate_limit_exceeded"}}'
 FOREIGN = b'data: {"type":"transcript.text.delta","delta":"hello"}\n\n'
 
@@ -41,9 +44,12 @@ class Script:
         "reset": Chunks([], cut=True),
         "dead": Chunks([(0, ROLE), (0.02, DEAD), (0, DONE)]),
         "full": Chunks([(0, FULL), (0, DONE)]),
+        "full-open": Chunks([(0, FULL), (60, DONE)]),
+        "overloaded-open": Chunks([(0, OVERLOADED), *[(0.2, b": ping\n\n")] * 300]),
         "empty": Chunks([]),
         "cut": Chunks([(0, ROLE)], cut=True),
         "limit-event": Chunks([(0, b"data: " + LIMIT + b"\n\n"), (0, DONE)]),
+        "limit-open": Chunks([(0, b"data: " + LIMIT + b"\n\n"), (60, DONE)]),
         "odd-coding": Chunks(
             [(0, b"\x01\x02"), (1, b"\x03")], headers={"content-type": "text/event-stream", "content-encoding": "x-odd"}
         ),
@@ -133,7 +139,9 @@ async def test_a_client_that_leaves_while_it_is_held_frees_its_engine(rig: Rig, 
     assert SCRIPT.attempts[call.request_id] == 1
 
 
-@pytest.mark.parametrize("step", ["dead", "full", "empty", "cut", "busy", "long-busy", "saturated", "dead-500"])
+@pytest.mark.parametrize(
+    "step", ["dead", "full", "full-open", "empty", "cut", "busy", "long-busy", "saturated", "dead-500"]
+)
 async def test_the_engines_trouble_is_another_engines_work(rig: Rig, step: str) -> None:
     answer, attempts = await do(rig, step, "tokens")
     assert is_whole(answer)
@@ -146,17 +154,27 @@ async def test_the_engines_trouble_is_another_engines_work(rig: Rig, step: str) 
     assert len(rig.seen(FirstToken, answer.request_id)) == 1
 
 
-@pytest.mark.parametrize(("step", "status"), [("dead", 500), ("full", 503), ("empty", 503)])
+@pytest.mark.parametrize(
+    ("step", "status"),
+    [("dead", 500), ("full", 503), ("full-open", 503), ("overloaded-open", 529), ("empty", 503)],
+)
 async def test_an_answer_that_is_an_error_everywhere_is_told_as_one(rig: Rig, step: str, status: int) -> None:
+    """At once, also by an engine that does not end its answer: it is free then."""
     answer, attempts = await do(rig, step)
     assert (answer.status, attempts) == (status, 3)
+    assert time.time() - answer.sent_at < 5
     assert answer.headers["content-type"] == "application/json"
+    assert REASON_HEADER not in answer.headers
+    await until(lambda: len(rig.seen(AttemptEnded, answer.request_id)) == 3)
+    assert len(rig.seen(Rejected, answer.request_id)) == 3
     told = json.loads(answer.body)["error"]
     assert told["message"]
     assert told["code"] == status
 
 
-@pytest.mark.parametrize(("step", "stream"), [("quota", True), ("quota", False), ("limit-event", True)])
+@pytest.mark.parametrize(
+    ("step", "stream"), [("quota", True), ("quota", False), ("limit-event", True), ("limit-open", True)]
+)
 async def test_a_quota_is_never_spent_twice(rig: Rig, step: str, stream: bool) -> None:
     answer, attempts = await do(rig, step, "tokens", stream=stream)
     assert (answer.status, attempts) == (429, 1)
@@ -202,12 +220,13 @@ async def test_a_hedged_request_whose_attempts_are_all_silent_ends(rig: Rig) -> 
     assert time.monotonic() - begun < 3 * DEADLINE_S + 1.5
 
 
-@pytest.mark.parametrize("step", ["dead", "busy"])
+@pytest.mark.parametrize("step", ["dead", "full-open", "busy"])
 async def test_an_error_is_not_retried_beside_another_attempt(rig: Rig, step: str) -> None:
     """Envoy would crash."""
     answer, attempts = await do(rig, "silent", step, model="hedged")
     assert answer.status in (500, 503)
     assert attempts == 2
+    assert time.time() - answer.sent_at < DEADLINE_S + 5
     answer, attempts = await do(rig, step, "tokens", model="hedged")
     assert is_whole(answer)
     assert attempts == 2

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -18,13 +19,15 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
 from ext_proc.access_log import AccessLogService
+from ext_proc.gate import Meetings
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import MAX_BODY, RejectionReader
+from ext_proc.watch import Attempt
 from tests.harness import DONE, event, until
 from trimtab.datapath import RETRY_HEADER
 from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
-from trimtab.policy.model import Rejections
+from trimtab.policy.model import Pool, Rejections
 
 BUSY = b'{"error":{"message":"currently busy","type":"Service Unavailable","param":null,"code":503}}'
 
@@ -286,6 +289,27 @@ async def test_the_gate_hears_from_the_watcher_whoever_comes_first(first: str, r
         assert to.service.counters.faults == 0
 
 
+@pytest.mark.parametrize(("attempts", "retried"), [(1, True), (2, False), (3, False)])
+async def test_a_refusal_that_gets_no_other_attempt_ends_the_request(attempts: int, retried: bool) -> None:
+    """Its answer may go on for ever, and what replaces it would go on with it."""
+    held = headers(200, **SSE)
+    fields = held.attributes["envoy.filters.http.ext_proc"].fields
+    fields["xds.route_name"].string_value = "asked/stream"  # `p` stands in for it
+    fields["upstream.request_attempt_count"].number_value = attempts
+    pool = {"name": "asked", "endpoints": [{"address": "10.0.0.1:8000"}], "retries": {"attempts": 1}}
+    async with line() as to:
+        to.service.retries.take_policy([Pool.model_validate(pool)])
+        watcher = to.open("watch-gated")
+        await watcher.write(held)
+        await watcher.write(body(FAILED))
+        (answer,) = await to.send("gate", held)
+        assert answer.HasField("response_headers") == retried
+        if not retried:
+            assert answer.immediate_response.status.code == 503
+            assert answer.immediate_response.body == BUSY
+        watcher.cancel()
+
+
 @pytest.mark.parametrize("content_type", ["text/event-streams", "text/event-stream, text/plain"])
 async def test_what_only_begins_like_an_event_stream_passes_as_it_is(content_type: str) -> None:
     other = headers(200, **{"content-type": content_type})
@@ -304,6 +328,23 @@ async def test_an_attempt_that_nobody_watches_passes_soon() -> None:
         await to.send("watch-gated", headers(200, **SSE), body(event("a")))  # too late: nobody waits, nothing stays
         await asyncio.sleep(0.6)
         assert await asyncio.wait_for(to.send("gate", headers(200, **SSE)), 5) == []
+
+
+async def test_a_counterpart_that_came_while_the_service_was_busy_is_met() -> None:
+    meetings, attempt = Meetings(), Attempt("p", "10.0.0.1:8000", "id-1")
+    held = meetings.meet(attempt)
+    time.sleep(0.7)  # noqa: ASYNC251  # the event loop is busy, and reads nothing
+    await asyncio.sleep(0.01)
+    assert not held.done()
+    assert meetings.meet(attempt) is held
+
+
+async def test_streams_that_come_by_the_thousand_are_all_served() -> None:
+    """gRPC by itself cancels some while they wait, and Envoy lets go what they hold."""
+    async with line() as to:
+        calls = [to.open("watch") for _ in range(2000)]
+        await asyncio.gather(*(call.done_writing() for call in calls))
+        assert Counter(await asyncio.gather(*(call.code() for call in calls))) == {grpc.StatusCode.OK: 2000}
 
 
 async def test_attempts_of_one_request_are_told_apart_by_their_connections() -> None:

@@ -64,6 +64,13 @@ def test_nothing_is_retried_beside_a_hedge(hedge_in_s: float, worth_it: bool) ->
     assert RetryAdvice([pool()]).is_worth_it("p", A, 503, Verdict.SATURATED, hedge_in_s) is worth_it
 
 
+@pytest.mark.parametrize(("attempts", "spent"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
+def test_a_request_has_the_attempts_of_its_pool(attempts: int, spent: bool) -> None:
+    advice = RetryAdvice([pool(retries={"attempts": 2})])
+    assert advice.are_spent("p", attempts) is spent
+    assert not advice.are_spent("of-another-policy", attempts)
+
+
 def test_another_policy_comes_into_force() -> None:
     advice = RetryAdvice([pool()])
     advice.take_policy([pool(retries={"status_codes": [500]})])

@@ -34,8 +34,8 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
 )
 from envoy_data_plane.google.protobuf import Struct
 
-from trimtab.datapath import REASON_HEADER
-from xds_server.resources.request_body import METADATA_NAMESPACE, NO_MODEL_KEY, UNREAD_KEY
+from trimtab.datapath import METADATA_NAMESPACE, REASON_HEADER, REFUSED_KEY
+from xds_server.resources.request_body import NO_MODEL_KEY, UNREAD_KEY
 
 # The path of Anthropic's API; all others are OpenAI's, or an engine's own.
 ANTHROPIC_PATH = "/v1/messages"
@@ -59,9 +59,10 @@ def local_reply_config() -> LocalReplyConfig:
     """The first mapper that fits decides."""
     return LocalReplyConfig(
         mappers=[
-            # What the routes answer themselves is JSON already.
+            # What an engine says, or the routes answer themselves, is JSON already.
             ResponseMapper(
                 filter=_any_of(
+                    _is_true(REFUSED_KEY),
                     _status(_OP.EQ, 200),
                     _status(_OP.EQ, 404),
                     # Any other 400 comes before the body is looked at.
@@ -163,7 +164,7 @@ def _status(op: ComparisonFilterOp, code: int) -> AccessLogFilter:
 
 
 def _is_true(key: str) -> AccessLogFilter:
-    """What was noted of the request's body."""
+    """What was noted of the request."""
     matcher = MetadataMatcher(
         filter=METADATA_NAMESPACE,
         path=[MetadataMatcherPathSegment(key=key)],

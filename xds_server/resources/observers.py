@@ -14,6 +14,8 @@ from envoy_data_plane.envoy.config.core.v3 import (
 )
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
+    MetadataOptions,
+    MetadataOptionsMetadataNamespaces,
     ProcessingMode,
     ProcessingModeBodySendMode,
     ProcessingModeHeaderSendMode,
@@ -26,7 +28,7 @@ from envoy_data_plane.envoy.type.v3 import FractionalPercent, FractionalPercentD
 from envoy_data_plane.google.protobuf import Any
 from envoy_data_plane.xds.type.matcher.v3 import StringMatcher
 
-from trimtab.datapath import EXT_PROC_CLUSTER, RETRY_HEADER, ROLE_HEADER, WATCH_SHARE_KEY, Role
+from trimtab.datapath import EXT_PROC_CLUSTER, METADATA_NAMESPACE, RETRY_HEADER, ROLE_HEADER, WATCH_SHARE_KEY, Role
 from trimtab.policy.model import ExtProc, Pool
 from xds_server.resources.matchers import (
     Predicate,
@@ -58,6 +60,7 @@ _ATTRIBUTES = [
     "request.time",
     "upstream.address",
     "upstream.local_address",
+    "upstream.request_attempt_count",
     "xds.cluster_name",
     "xds.route_name",
 ]
@@ -130,6 +133,9 @@ def _gate() -> ExternalProcessor:
         message_timeout=_HELD_AT_MOST,
         processing_mode=_mode(ProcessingModeBodySendMode.NONE),
         response_attributes=_ATTRIBUTES,
+        metadata_options=MetadataOptions(
+            receiving_namespaces=MetadataOptionsMetadataNamespaces(untyped=[METADATA_NAMESPACE])
+        ),
     )
 
 

@@ -10,7 +10,8 @@ from envoy_data_plane.envoy.extensions.filters.http.json_to_metadata.v3 import (
 from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher
 from envoy_data_plane.google.protobuf import Value
 
-METADATA_NAMESPACE = "trimtab"
+from trimtab.datapath import METADATA_NAMESPACE
+
 MODEL_KEY = "model"
 STREAM_KEY = "stream"
 UNREAD_KEY = "unread"

@@ -62,7 +62,7 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
 from envoy_data_plane.envoy.type.v3 import Int64Range
 from envoy_data_plane.google.protobuf import Any
 
-from trimtab.datapath import REASON_HEADER, RETRY_HEADER, Asked, Hedge, route_name
+from trimtab.datapath import METADATA_NAMESPACE, REASON_HEADER, RETRY_HEADER, Asked, Hedge, route_name
 from trimtab.policy.model import Listen, Policy, Pool, Retries
 from xds_server.resources import fallbacks, globs
 from xds_server.resources.drills import faults
@@ -75,7 +75,6 @@ from xds_server.resources.local_replies import (
 )
 from xds_server.resources.request_body import (
     JSON_CONTENT_TYPE,
-    METADATA_NAMESPACE,
     MODEL_KEY,
     NO_MODEL_KEY,
     STREAM_KEY,

@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ import pytest
 
 from tests.harness import free_port, until
 from trimtab.cli.control_plane import ControlPlane
-from trimtab.fleet.observation import Rejected, Verdict
+from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome, Rejected, Verdict
 from trimtab.policy import PolicyError, PolicyFile
+from trimtab.shaping.decision import State
+from xds_server.assignment import EndpointWeight, build_assignment
 from xds_server.resources import runtime_resource
 
 
@@ -146,6 +148,33 @@ async def test_retries_of_a_gated_pool_are_limited_while_one_endpoint_takes_work
         plane.observe([Rejected(time.time(), "chat", "127.0.0.1:9", "r", 429, Verdict.SATURATED, None)])
         await until(lambda: sent[-1] == limited)
         await until(lambda: sent[-1] == {})
+
+
+async def test_envoy_is_to_pass_over_nobody_while_all_are_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[int, bool]] = []
+
+    def note(cluster: str, endpoints: Sequence[EndpointWeight]) -> bytes:
+        sent.append({endpoint.port: endpoint.draining for endpoint in endpoints})
+        return build_assignment(cluster, endpoints)
+
+    monkeypatch.setattr("trimtab.cli.control_plane.build_assignment", note)
+    content = policy(state_file=None)
+    content["pools"][0]["shaping"] = {"breaker_failures": 1}
+    async with running(tmp_path / "policy.yaml", content) as plane:
+
+        def fail(port: int) -> None:
+            now, address = time.time(), f"127.0.0.1:{port}"
+            plane.observe([AttemptEnded(now, "chat", address, "r", now, 0, Outcome.UNREACHABLE, False, None)])
+
+        await until(lambda: sent and sent[-1] == {9: False, 10: False})
+        fail(9)
+        await until(lambda: sent[-1] == {9: True, 10: False})
+        fail(10)
+        await until(lambda: sent[-1] == {9: True, 10: True})
+        assert {one.state for one in plane.decisions["chat"].endpoints} == {State.ALL_OUT}
+        now, of = time.time(), ("chat", "127.0.0.1:9", "s")
+        plane.observe([AttemptStarted(now, *of, 100, True), FirstToken(now, *of)])
+        await until(lambda: sent[-1] == {9: False, 10: False})
 
 
 async def test_the_policy_page_shows_what_is_in_force(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

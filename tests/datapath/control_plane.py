@@ -1,6 +1,6 @@
 """The delivery of resources to an Envoy under test, and whether it has taken them."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 import grpc
@@ -17,9 +17,11 @@ from xds_server.snapshot import SnapshotCache
 from xds_server.transport import SERVER_OPTIONS
 
 
-def assignment(cluster: str, weights: Mapping[str, int]) -> bytes:
+def assignment(cluster: str, weights: Mapping[str, int], draining: Collection[str] = ()) -> bytes:
     """The serialised assignment of `ip:port` -> weight."""
-    endpoints = [EndpointWeight(*split_host_port(address), weight) for address, weight in weights.items()]
+    endpoints = [
+        EndpointWeight(*split_host_port(address), weight, address in draining) for address, weight in weights.items()
+    ]
     return build_assignment(cluster, endpoints)
 
 

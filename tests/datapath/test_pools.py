@@ -263,6 +263,40 @@ async def test_a_pool_without_endpoints_and_one_that_cannot_be_reached_say_so(ri
     assert (await rig.chat(model="qwen")).status == 200
 
 
+async def test_an_endpoint_that_all_depends_on_is_back_as_soon_as_it_can_be_reached(rig: Rig) -> None:
+    """Envoy passes over one that three connections were not made to, for 5 s, but not where nobody better is in."""
+    llama = "meta-llama/Llama-3.1-8B"
+    back = FakeEngine(script("back"))
+    port, (spare, other) = free_port(), [engine.address for engine in rig.engines]
+    address = f"127.0.0.1:{port}"
+    usual = resources(rig.policy)[TypeUrl.EDS]
+
+    async def pushed(weights: dict[str, int], *draining: str) -> None:
+        await rig.control_plane.set({TypeUrl.EDS: {**usual, "llama": assignment("llama", weights, draining)}})
+
+    async def is_passed_over() -> bool:
+        return (await rig.envoy.stats(r"cluster\.llama\.outlier_detection\.ejections_active"))[
+            "cluster.llama.outlier_detection.ejections_active"
+        ] == 1
+
+    alone = {address: 10_000, spare: 1, other: 1}
+    await pushed(alone, spare, other)
+    async with asyncio.timeout(4):
+        while not await is_passed_over():
+            await rig.chat(model=llama)
+    await back.start(port)
+    try:
+        assert [served_by(await rig.chat(model=llama)) for _ in range(20)].count("back") >= 18
+        all_out = {address: 5_000, spare: 5_000, other: 1}
+        await pushed(all_out, *all_out)
+        served = {served_by(await rig.chat(model=llama)) for _ in range(20)}
+        assert served == {"back", "llama"}
+        assert await is_passed_over(), "nothing was shown"
+    finally:
+        await rig.control_plane.set({TypeUrl.EDS: usual})
+        await back.stop()
+
+
 async def test_streams_go_on_through_every_change_of_the_policy(rig: Rig) -> None:
     long = json.loads(rig.policy.model_dump_json())
     long["listen"] |= {"stream_idle_timeout_s": 100, "max_stream_s": 100}

@@ -236,8 +236,7 @@ def test_envoy_refuses_nothing_by_itself() -> None:
         )
         >= 100_000
     )
-    assert cluster.common_lb_config.HasField("healthy_panic_threshold")
-    assert cluster.common_lb_config.healthy_panic_threshold.value == 0
+    assert cluster.common_lb_config.healthy_panic_threshold.value == 1
 
 
 def test_envoy_judges_nothing_but_connections_and_never_for_long() -> None:

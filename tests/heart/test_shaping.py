@@ -512,6 +512,21 @@ class TestHysteresis:
         changes = [d for d in scene.run(1006.0) if d.changed]
         assert [e.takes_work for e in changes[0].endpoints] == [True, True]
 
+    def test_that_all_are_out_and_that_it_is_over_is_always_pushed(self) -> None:
+        scene = Scene([A])
+        scene.step()
+        scene.see(*(unreachable(1001.0, A, f"u{i}") for i in range(3)))
+        changes = [scene.step(1001.0), scene.step(1001.1)]
+        scene.see(*answered(1001.2, 0.1, A))
+        changes += [scene.step(1002.0), scene.step(1002.1)]
+        assert [decision.endpoints[0].weight for decision in changes] == [10_000] * 4
+        assert [(decision.serves, decision.changed) for decision in changes] == [
+            (False, True),
+            (False, False),
+            (True, True),
+            (True, False),
+        ]
+
     def test_another_set_of_endpoints_is_always_pushed(self) -> None:
         scene = Scene([A, B])
         scene.step()

@@ -12,7 +12,7 @@ import pytest
 from tests.harness import EnvoyProcess, until
 from tests.system.load import failures
 from tests.system.stack import Engines, Trimtab, policy_for, running
-from trimtab.cli.state_file import StateFile
+from trimtab.cli.state_file import Kept, StateFile
 from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome
 from trimtab.policy import Policy, load_policy
 from trimtab.pool import EndpointSpec, PoolController
@@ -125,4 +125,4 @@ def history(policy: Policy, ttfts: dict[str, float]) -> None:
             controller.step(at + 5)
     controller.step(now)
     assert policy.state_file is not None
-    StateFile(Path(policy.state_file)).write({"sim": controller.remember(now)})
+    StateFile(Path(policy.state_file)).write(Kept({"sim": controller.remember(now)}))

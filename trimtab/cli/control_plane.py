@@ -21,7 +21,7 @@ from trimtab.cli.heartbeats import Heartbeats
 from trimtab.cli.kept_file import kept_path
 from trimtab.cli.listening import bind, serve_http
 from trimtab.cli.running_pool import RunningPool
-from trimtab.cli.state_file import StateFile
+from trimtab.cli.state_file import Kept, StateFile
 from trimtab.datapath import cluster_name, pool_of_cluster
 from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
 from trimtab.fleet.snapshot import EndpointId
@@ -85,7 +85,8 @@ class ControlPlane:
         self._on_policy = on_policy
         self._on_states = on_states
         self._state_file = _state_file(self._policy, policy_file.path)
-        self._memory = self._state_file.read() if self._state_file else {}
+        kept = self._state_file.read() if self._state_file else Kept({})
+        self._memory = kept.pools
         self._holds_changed = asyncio.Event()
         self._pools: dict[str, RunningPool] = {}
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
@@ -97,6 +98,8 @@ class ControlPlane:
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
         self._retired = RetiredClusters()
+        if kept.clusters is not None:
+            self._retired.recall(kept.clusters)
         self._state = AdminState(policy=self._policy)
         self.metrics = Metrics(self._state)
         self._ads = AdsService(self._cache, self.metrics)
@@ -254,7 +257,7 @@ class ControlPlane:
         before = self._clusters
         # Envoy gives up a request that has waited for so long.
         wait_s = max(pool.timeouts.within(self._policy.listen)[0] for pool in self._policy.pools)
-        self._cache.publish(self._retired.keep(time.monotonic(), self._cache.snapshot, resources, wait_s))
+        self._cache.publish(self._retired.keep(time.time(), self._cache.snapshot, resources, wait_s))
         self._state.ready = True
         changed = {pool_of_cluster(name) for name, was in before.items() if self._clusters.get(name) != was}
         for name in changed & self._pools.keys():
@@ -337,7 +340,7 @@ class ControlPlane:
         self._push_runtime()
 
     async def _retire(self) -> None:
-        if self._retired.is_due(time.monotonic()):
+        if self._retired.is_due(time.time()):
             self._publish()
 
     async def _remember_when_due(self) -> None:
@@ -350,12 +353,11 @@ class ControlPlane:
     async def _remember(self) -> None:
         if self._state_file is not None:
             now = time.time()
-            self._state_file.write(
-                {
-                    name: {**pool.controller.remember(now), "found": self._discovery.remember(name)}
-                    for name, pool in self._pools.items()
-                }
-            )
+            pools = {
+                name: {**pool.controller.remember(now), "found": self._discovery.remember(name)}
+                for name, pool in self._pools.items()
+            }
+            self._state_file.write(Kept(pools, self._retired.remember(self._cache.snapshot)))
 
     def _stop_pools(self) -> None:
         for pool in self._pools.values():
@@ -401,19 +403,22 @@ def _answer_reader(policy: Policy) -> ReadAnswer:
 def _assignments(decision: PoolDecision) -> Iterator[tuple[str, bytes]]:
     """The pool's clusters, each with its assignment."""
     if not decision.classes:
-        yield _assignment(cluster_name(decision.pool), [(one.id, one) for one in decision.endpoints])
+        yield _assignment(decision, cluster_name(decision.pool), [(one.id, one) for one in decision.endpoints])
     for number, name in enumerate(decision.classes):
         decided = [(one.id, one.classes[number]) for one in decision.endpoints]
-        yield _assignment(cluster_name(decision.pool, name), decided)
+        yield _assignment(decision, cluster_name(decision.pool, name), decided)
 
 
 def _assignment(
-    cluster: str, decided: Iterable[tuple[EndpointId, EndpointDecision | ClassDecision]]
+    decision: PoolDecision, cluster: str, decided: Iterable[tuple[EndpointId, EndpointDecision | ClassDecision]]
 ) -> tuple[str, bytes]:
     weights = []
-    for id, decision in decided:
+    for id, one in decided:
         host, port = split_host_port(id.address)
-        weights.append(EndpointWeight(host, port, decision.weight, draining=not decision.takes_work))
+        # Where all are in for want of a better one, they are said to drain all: then Envoy goes by the weights alone,
+        # and passes over none that it could not connect to a while ago.
+        draining = not (one.takes_work and decision.serves)
+        weights.append(EndpointWeight(host, port, one.weight, draining))
     return cluster, build_assignment(cluster, weights)
 
 

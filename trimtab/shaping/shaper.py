@@ -54,6 +54,7 @@ class Shaper:
         self._standings: dict[EndpointId, Standing] = {}
         self._pushed: Sequence[Pushed] = ({},)  # of each length class, or of the whole pool
         self._has_decided = False
+        self._serves = True
         self._gathering = Gathering()
         self._trials = Trials()
 
@@ -146,6 +147,7 @@ class Shaper:
         names = tuple(one.name for one in pool.classes)
         signs = tuple((id, sign) for id, standing in self._standings.items() for sign in standing.take_signs())
         serves = full or not all_out
+        changed, self._serves = changed or serves is not self._serves, serves
         return PoolDecision(pool.pool, now, tuple(decisions), changed, names, pool.bytes_per_token, signs, serves)
 
     def _standing(self, now: float, endpoint: EndpointId) -> Standing:

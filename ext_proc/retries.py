@@ -1,9 +1,11 @@
 """Whether a refusal is worth another attempt."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from math import inf
+from typing import NamedTuple
 
-from trimtab.fleet.observation import Verdict
+from trimtab.fleet.observation import AttemptEnded, Observation, Outcome, Verdict
 from trimtab.policy.model import Pool
 from trimtab.pool import State
 from trimtab.v1 import feedback_pb2 as pb
@@ -12,10 +14,22 @@ from trimtab.v1 import feedback_pb2 as pb
 _OF_THE_ENGINE = frozenset({Verdict.SATURATED, Verdict.UNAVAILABLE, Verdict.DRAINING})
 _GIVEN_WORK = frozenset({State.UP, State.RAMPING})
 
+# While all endpoints of a pool have refused lately, its answers earn it so many retries each, and it saves up so many.
+# Where one in ten attempts is refused that is a retry for each; where all are, it is none.
+_EARNED = 0.15
+_SAVED = 10.0
+
 # Envoy 1.40 crashes when it retries an answer that an upstream filter has held while another attempt of the request is
 # in flight: the rest of the held answer then goes to the wrong one. Attempts run side by side from the deadline of a
 # hedge on, so what is held is retried only if Envoy surely hears of it before.
 _BEFORE_HEDGES_S = 0.5
+
+
+class _Endpoints(NamedTuple):
+    """Addresses of a pool's endpoints."""
+
+    given_work: frozenset[str]
+    taking: frozenset[str]  # those too that get some because all are out
 
 
 class RetryAdvice:
@@ -23,7 +37,8 @@ class RetryAdvice:
 
     A caller's quota is the same everywhere. What does not say why it refuses is retried by its status, as the policy
     says. When all endpoints refuse, retries would only multiply the load; the control plane notices that within an
-    interval, and tells in `take_states`. Of a pool whose states were never told all is taken to be well.
+    interval, and tells in `take_states`. Then there are only as many as the answers that come all the same allow. Of a
+    pool whose states were never told all is taken to be well.
 
     A request that is nearly as old as its hedge is not retried.
     """
@@ -31,7 +46,8 @@ class RetryAdvice:
     def __init__(self, pools: Iterable[Pool] = ()) -> None:
         self._attempts: dict[str, int] = {}
         self._status_codes: dict[str, frozenset[int]] = {}
-        self._given_work: dict[str, frozenset[str]] = {}
+        self._endpoints: dict[str, _Endpoints] = {}
+        self._saved: dict[str, float] = defaultdict(float)
         self.take_policy(pools)
 
     def take_policy(self, pools: Iterable[Pool]) -> None:
@@ -39,13 +55,24 @@ class RetryAdvice:
         pools = tuple(pools)
         self._attempts = {pool.name: 1 + pool.retries.attempts for pool in pools}
         self._status_codes = {pool.name: frozenset(pool.retries.status_codes) for pool in pools}
+        for name in self._saved.keys() - self._attempts.keys():
+            del self._saved[name]
 
     def take_states(self, states: pb.PoolStates) -> None:
         """Take in what the control plane does with the endpoints of all pools."""
-        self._given_work = {
-            pool.pool: frozenset(endpoint.address for endpoint in pool.endpoints if endpoint.state in _GIVEN_WORK)
+        self._endpoints = {
+            pool.pool: _Endpoints(
+                frozenset(endpoint.address for endpoint in pool.endpoints if endpoint.state in _GIVEN_WORK),
+                frozenset(endpoint.address for endpoint in pool.endpoints if endpoint.takes_work),
+            )
             for pool in states.pools
         }
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Take in what was answered."""
+        for one in observations:
+            if isinstance(one, AttemptEnded) and one.outcome is Outcome.COMPLETE and one.status < 400:
+                self._saved[one.pool] = min(_SAVED, self._saved[one.pool] + _EARNED)
 
     def are_spent(self, pool: str, attempts: int) -> bool:
         """Whether a request that asked for `pool` gets no more attempts, having had so many."""
@@ -62,5 +89,15 @@ class RetryAdvice:
             worth_it = status in self._status_codes.get(pool, ())
         else:
             worth_it = verdict in _OF_THE_ENGINE
-        given_work = self._given_work.get(pool)
-        return worth_it and (given_work is None or bool(given_work - {address}))
+        if not worth_it:
+            return False
+        endpoints = self._endpoints.get(pool)
+        if endpoints is None or endpoints.given_work - {address}:
+            return True
+        return bool(endpoints.taking - {address}) and self._spend(pool)
+
+    def _spend(self, pool: str) -> bool:
+        if self._saved[pool] < 1.0:
+            return False
+        self._saved[pool] -= 1.0
+        return True

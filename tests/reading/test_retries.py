@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from ext_proc.retries import RetryAdvice
-from trimtab.fleet.observation import Verdict
+from trimtab.fleet.observation import AttemptEnded, Outcome, Verdict
 from trimtab.policy.model import Pool
 from trimtab.v1 import feedback_pb2 as pb
 
@@ -17,7 +17,10 @@ def pool(**fields: object) -> Pool:
 
 
 def states(**of: str) -> pb.PoolStates:
-    endpoints = [pb.EndpointState(address={"a": A, "b": B}[name], state=state) for name, state in of.items()]
+    endpoints = [
+        pb.EndpointState(address={"a": A, "b": B}[name], state=state, takes_work=state in ("up", "ramping", "all-out"))
+        for name, state in of.items()
+    ]
     return pb.PoolStates(pools=[pb.PoolState(pool="p", endpoints=endpoints)])
 
 
@@ -55,6 +58,58 @@ def test_it_takes_another_endpoint_that_is_given_work(known: pb.PoolStates, wort
     advice = RetryAdvice([pool()])
     advice.take_states(known)
     assert advice.is_worth_it("p", A, 503, Verdict.SATURATED) is worth_it
+
+
+def ended(status: int = 200, outcome: Outcome = Outcome.COMPLETE) -> AttemptEnded:
+    return AttemptEnded(
+        at=1.0,
+        pool="p",
+        address=A,
+        request_id="r",
+        started_at=0.0,
+        status=status,
+        outcome=outcome,
+        streamed=False,
+        first_byte_s=0.5,
+        prompt_bytes=100,
+        body_bytes=100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused_of_ten", "at_most", "least_answered"),
+    [(10, 1.0, 0.0), (5, 1.15, 0.5), (1, 1.12, 0.98), (0, 1.0, 1.0)],
+)
+def test_while_all_refuse_the_answers_that_come_all_the_same_allow_retries(
+    refused_of_ten: int, at_most: float, least_answered: float
+) -> None:
+    advice = RetryAdvice([pool()])
+    advice.take_states(states(a="all-out", b="all-out"))
+    attempts = answered = 0
+    for number in range(1000):
+        attempts += 1
+        if number % 10 >= refused_of_ten:
+            answered += 1
+            advice.observe([ended()])
+        elif advice.is_worth_it("p", A, 503, Verdict.SATURATED):
+            attempts += 1
+            answered += refused_of_ten < 10
+    assert attempts <= at_most * 1000
+    assert answered >= least_answered * 1000
+
+
+def test_only_whole_answers_allow_retries_and_no_retry_goes_where_it_was() -> None:
+    advice = RetryAdvice([pool()])
+    advice.take_states(states(a="all-out", b="all-out"))
+    advice.observe([ended(503), ended(outcome=Outcome.RESET), ended(outcome=Outcome.ABORTED)] * 100)
+    assert not advice.is_worth_it("p", A, 503, Verdict.SATURATED)
+    advice.observe([ended()] * 100)
+    advice.take_states(states(a="up", b="cooling"))
+    assert not advice.is_worth_it("p", A, 503, Verdict.SATURATED)
+    advice.take_states(states(a="all-out"))
+    assert not advice.is_worth_it("p", A, 503, Verdict.SATURATED)
+    advice.take_states(states(a="all-out", b="all-out"))
+    assert sum(advice.is_worth_it("p", A, 503, Verdict.SATURATED) for _ in range(100)) == 10
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ class Observers:
             policy.ext_proc.reject_timeout_ms / 1000,
             RetryAdvice(policy.pools),
         )
-        self._access_log = AccessLogService(report)
+        self._access_log = AccessLogService(self._take_ends)
+        self._report = report
 
     def take_policy(self, policy: Policy) -> None:
         """Go on with another policy; answers that are being watched are not disturbed."""
@@ -52,6 +53,10 @@ class Observers:
     def take_states(self, states: PoolStates) -> None:
         """Take in what the control plane does with the endpoints."""
         self._ext_proc.retries.take_states(states)
+
+    def _take_ends(self, observations: Sequence[Observation]) -> None:
+        self._ext_proc.retries.observe(observations)
+        self._report(observations)
 
     @property
     def watched(self) -> int:

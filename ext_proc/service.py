@@ -5,7 +5,6 @@ import contextlib
 import logging
 import math
 import time
-import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
+from ext_proc.close_look import CloseLook
 from ext_proc.gate import GONE, LATE, Meetings, Refusal, mark, settle, too_late
 from ext_proc.quiet_log import QuietLog
 from ext_proc.request_clock import RequestClock
@@ -46,10 +46,11 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     """Serves the upstream filters, told apart by their gRPC metadata (`trimtab.datapath.Role`).
 
     When it ends a stream, Envoy lets the rest of the answer pass. A watched stream is ended as soon as its first token
-    is known, so that the rest of an answer costs nothing; `full_stream_percent` of them are read to the end. An error
-    answer is held for `reject_timeout_s` at most, and answered with a mark if `retries` says that it is worth another
-    attempt. A gated stream is held until its first token; one that begins with an error is answered with that error.
-    One of a hedged request is answered with a 504 when every attempt has had its time.
+    is known, so that the rest of an answer costs nothing; `full_stream_percent` of them are read to the end, and those
+    of an endpoint that needs a close look. An error answer is held for `reject_timeout_s` at most, and answered with a
+    mark if `retries` says that it is worth another attempt. A gated stream is held until its first token; one that
+    begins with an error is answered with that error. One of a hedged request is answered with a 504 when every attempt
+    has had its time.
     `report` is called on the event loop and must not block.
     """
 
@@ -64,7 +65,7 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     ) -> None:
         self.rejections = rejections
         self.retries = retries or RetryAdvice()
-        self.full_stream_percent = full_stream_percent
+        self.close_look = CloseLook(full_stream_percent)
         self.reject_timeout_s = reject_timeout_s
         self.counters = ExtProcCounters()
         self._report = report
@@ -120,7 +121,7 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         attempt, headers = _attempt(message), _headers(message.response_headers)
         if headers.get(":status") != "200":
             return
-        whole = self._is_read_whole(attempt.request_id)
+        whole = self.close_look.wants(attempt)
         self.counters.read_whole += whole
         watch = StreamWatch(attempt, headers, self.rejections, whole=whole)
         opening = self._meetings.meet(attempt) if gated else None
@@ -133,6 +134,7 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
                 if opening is not None and watch.opening is not None:
                     settle(opening, watch.opening)
                 if seen:
+                    self.close_look.saw(seen)
                     self._report(seen)
         finally:
             if opening is not None:
@@ -186,9 +188,6 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
             return False
         hedge_in_s = _hedge_in_s(first, self._request_clock.now())
         return self.retries.is_worth_it(attempt.pool, attempt.address, status, verdict, hedge_in_s)
-
-    def _is_read_whole(self, request_id: str) -> bool:
-        return zlib.crc32(request_id.encode()) % 10_000 < self.full_stream_percent * 100
 
 
 async def _write(stream: grpc.aio.ServicerContext, response: pb.ProcessingResponse) -> None:

@@ -152,7 +152,8 @@ class PoolController:
     def _hear(self, evidence: Iterable[Evidence]) -> None:
         for piece in evidence:
             if isinstance(piece, TokenSample):
-                self._law.learn(piece)
+                if (sign := self._law.learn(piece)) is not None:
+                    self._shaper.note(piece.at, piece.endpoint, sign)
             else:
                 self._shaper.hear(piece)
 

@@ -65,9 +65,9 @@ class _Unalarmed(CostModel):
 class _InSeconds(CostModel):
     """Least squares on residuals in seconds, not as parts of the prediction."""
 
-    def learn(self, kilotokens: float, attempts: float, ttft_s: float) -> None:
+    def learn(self, kilotokens: float, attempts: float, ttft_s: float) -> float | None:
         self._met = attempts
-        super().learn(kilotokens, attempts, ttft_s)
+        return super().learn(kilotokens, attempts, ttft_s)
 
     def _update(self, kilotokens: float, attempts: float, residual: float) -> None:
         predicted = self._met / attempts

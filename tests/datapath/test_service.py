@@ -124,6 +124,14 @@ async def test_a_share_of_the_watched_is_read_to_the_end() -> None:
         assert to.service.counters.read_whole == len(whole)
 
 
+async def test_all_streams_of_an_endpoint_that_cuts_one_short_are_read_to_the_end() -> None:
+    async with line(full_stream_percent=0.01) as to:
+        for number in range(10):
+            end = body(DONE, end=True) if number == 0 else body(event("b"), end=True)
+            await to.send("watch", headers(200, request_id=f"id-{number}", **SSE), body(event("a")), end)
+        assert sum(isinstance(seen, StreamRead) and seen.cut_short for seen in to.seen) == 9
+
+
 async def test_an_answer_that_ends_with_its_headers_is_empty() -> None:
     async with line() as to:
         await to.send("watch", headers(200, end=True, **SSE))

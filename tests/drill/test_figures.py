@@ -74,6 +74,12 @@ def test_added_time_is_above_the_median_of_the_calm() -> None:
     assert of(results=[*steady(), a_result(8, 1.1)]).added_ms == pytest.approx(1000)
 
 
+def test_the_longest_gap_is_that_of_one_stream_since_the_blow() -> None:
+    early, stalled = a_result(1), a_result(8)
+    early.token_s, stalled.token_s = [1.1, 2.9], [8.1, 8.2, 9.4, 9.5]
+    assert of(results=[*steady(), early, stalled]).gap_s == pytest.approx(1.2)
+
+
 @pytest.mark.parametrize(
     ("rates", "expected"),
     [([(0, 4), (6, 0)], 1.5), ([(0, 4), (4, 1.5)], 0.0), ([(0, 4)], None)],

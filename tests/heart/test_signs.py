@@ -149,15 +149,6 @@ class TestSilent:
                 scene.see(*answered(at, 0.1, request="other"))
             assert seen(scene, at + 0.9) == {}
 
-    def test_a_counter_excuses_an_answer_in_one_piece_for_as_long_as_it_takes(self) -> None:
-        scene = used_to()
-        for number in range(20):
-            scene.see(*unary(900.0 + number, 1.0, request=f"u{number}"))
-        scene.see(started(1000.0, request="long", streamed=False))
-        for second in range(60):
-            scene.see(read(1000.0 + second, generated_tokens=1000 + second))
-            assert seen(scene, 1000.9 + second) == {}
-
     @pytest.mark.parametrize(
         "answer",
         [
@@ -259,6 +250,32 @@ class TestAnswersInOnePiece:
         scene.see(started(1000.0, streamed=False))
         assert seen(scene, 1100.0) == {}
 
+    def counting(self, scene: Scene, until: float) -> Counter[Sign]:
+        """Somebody waits from 1000 s on for an answer in one piece, while the counter of tokens moves."""
+        scene.see(started(1000.0, request="long", streamed=False))
+        signs: Counter[Sign] = Counter()
+        while scene.now < until:
+            scene.see(read(scene.now, generated_tokens=scene.now))
+            signs += seen(scene, scene.now + 1.0, 0.5)
+        return signs
+
+    @pytest.mark.parametrize(
+        ("longest_s", "address", "at_most_s"),
+        [(1.0, A, 30.0), (40.0, A, 120.0), (40.0, B, 120.0)],
+        ids=["short ones", "a long one of late", "a long one of another endpoint"],
+    )
+    def test_a_counter_excuses_an_answer_for_as_long_as_the_longest_of_late_would(
+        self, longest_s: float, address: str, at_most_s: float
+    ) -> None:
+        """What moves it may be this long answer; or an engine whose front hangs."""
+        scene = self.scene()
+        scene.see(*unary(999.0 - longest_s, longest_s, address, "longest"))
+        assert self.counting(scene, 999.0 + at_most_s) == {}
+        assert self.counting(scene, 1002.0 + at_most_s) == {Sign.SILENT: 1}
+
+    def test_a_counter_excuses_an_answer_for_ever_where_no_answer_is_known(self) -> None:
+        assert self.counting(used_to(), 1300.0) == {}
+
     def test_a_client_that_leaves_in_the_middle_of_a_long_answer_makes_no_stream_late(self) -> None:
         scene = self.scene()
         scene.see(*answered(1000.0, 0.1, request="known"))
@@ -312,6 +329,39 @@ class TestStalled:
         scene.see(*answered(1020.0, 0.1, request="other"))
         assert seen(scene, 1049.0) == {}
 
+    def beginning(self, scene: Scene, until: float, *, counts: bool) -> Counter[Sign]:
+        """Each second a further stream begins."""
+        signs: Counter[Sign] = Counter()
+        while scene.now < until:
+            at, request = scene.now, f"{scene.now}"
+            scene.see(started(at, request=request), token(at + 0.1, request=request))
+            if counts:
+                scene.see(read(at + 0.1, generated_tokens=at))
+            signs += seen(scene, at + 1.0)
+        return signs
+
+    @pytest.mark.parametrize(("counts", "after_s"), [(False, 30.0), (True, 60.0)], ids=["silent", "counts"])
+    def test_that_streams_begin_does_not_excuse_that_none_goes_on(self, counts: bool, after_s: float) -> None:
+        scene = self.reading()
+        assert self.beginning(scene, 1001.0 + after_s, counts=counts) == {}
+        assert self.beginning(scene, 1004.0 + after_s, counts=counts) == {Sign.STALLED: 1}
+        assert self.beginning(scene, 1006.0 + after_s, counts=counts) == {}
+        assert scene.at().state == State.OPEN, "nor does it close the breaker"
+        scene.see(stream_read(scene.now, finished=False))
+        scene.step()
+        assert scene.at().state == State.RAMPING
+
+    def test_half_open_it_is_closed_by_a_whole_answer(self) -> None:
+        scene = self.reading()
+        scene.run(1063.0, 0.1)
+        assert scene.at().state == State.HALF_OPEN
+        scene.see(started(1063.0, request="try"), token(1063.1, request="try"))
+        scene.step(1063.2)
+        assert scene.at().state == State.HALF_OPEN
+        scene.see(ended(1064.0, 1063.0, request="try"))
+        scene.step()
+        assert scene.at().state == State.RAMPING
+
     @pytest.mark.parametrize(
         "end",
         [
@@ -338,6 +388,38 @@ class TestCutShort:
         scene.see(*self.cut(0))
         assert seen(scene, 1000.5) == {Sign.CUT_SHORT: 1}
         assert scene.view().failures_in_row == 1
+
+    def test_whether_a_stream_was_whole_is_awaited_where_its_end_is_known_first(self) -> None:
+        """Taken for whole meanwhile, each would take back that the one before was not."""
+        scene = used_to()
+        scene.see(*answered(999.0, 0.1, request="good"), stream_read(999.11, request="good"))
+        for number in range(3):
+            at, request = 1000.0 + number, f"r{number}"
+            scene.see(started(at, request=request), token(at + 0.1, request=request))
+            scene.see(stream_read(at + 0.1, request=request, gaps_s=(), finished=False))
+            scene.see(ended(at + 0.5, at, request=request))
+            scene.step()
+            assert scene.view().failures_in_row == number
+            scene.see(stream_read(at + 0.5, request=request, cut_short=True), now=at + 0.6)
+        assert seen(scene, 1003.0)[Sign.FAILURES] == 1
+        scene.run(1033.0, 0.5)
+        assert scene.at().state == State.HALF_OPEN
+        scene.see(started(1033.0, request="try"), token(1033.1, request="try"))
+        scene.see(stream_read(1033.1, request="try", gaps_s=(), finished=False), ended(1033.5, 1033.0, request="try"))
+        scene.step()
+        assert scene.at().state == State.HALF_OPEN
+        scene.see(stream_read(1033.5, request="try"), now=1033.6)
+        scene.step()
+        assert scene.at().state == State.RAMPING
+
+    def test_where_it_stays_unknown_an_end_is_a_success(self) -> None:
+        scene = used_to()
+        scene.see(failed(999.5, request="f"))
+        scene.see(started(1000.0), token(1000.1), stream_read(1000.1, gaps_s=(), finished=False), ended(1000.5, 1000.0))
+        scene.step(1001.0)
+        assert scene.view().failures_in_row == 1
+        scene.step(1001.6)
+        assert scene.view().failures_in_row == 0
 
     def test_an_engine_that_marks_no_ends_is_not_judged_by_them(self) -> None:
         scene = used_to()
@@ -384,6 +466,38 @@ class TestErrorShare:
         scene = Scene([A, B], shaping={"breaker_error_share": 1, "breaker_failures": 1000})
         scene.see(*self.mixed(A, every=1), *self.mixed(B, every=1000))
         assert seen(scene, 1005.0) == {}
+
+
+class TestSlow:
+    """Only a law that predicts first tokens can tell that they come too late."""
+
+    def answers(self, scene: Scene, until: float, ttft_s: float, address: str = A) -> Counter[Sign]:
+        signs: Counter[Sign] = Counter()
+        while scene.now < until:
+            scene.see(*answered(scene.now, ttft_s, address, f"{scene.now}{address}"))
+            signs += seen(scene, scene.now + 0.1)
+        return signs
+
+    @pytest.mark.parametrize(
+        ("law", "times", "signs"),
+        [
+            ("predicted_ttft", 20, {Sign.SLOW: 1}),
+            ("predicted_ttft", 2, {}),
+            ("health", 20, {}),
+        ],
+    )
+    def test_an_endpoint_that_became_far_slower_than_predicted_is_counted_and_not_put_out(
+        self, law: str, times: float, signs: dict[Sign, int]
+    ) -> None:
+        scene = Scene([A, B], scoring={"law": law})
+        assert self.answers(scene, 1010.0, 0.1) == {}
+        assert self.answers(scene, 1040.0, 0.1 * times) == signs
+        assert scene.at().state in (State.UP, State.RAMPING)
+        assert ("times slower than it was" in scene.at().reason) == bool(signs)
+
+    def test_one_that_was_never_fast_is_not_slow(self) -> None:
+        scene = Scene([A, B], scoring={"law": "predicted_ttft"})
+        assert self.answers(scene, 1040.0, 20.0) == {}
 
 
 def test_failures_in_a_row_and_an_engine_that_leaves_are_counted() -> None:

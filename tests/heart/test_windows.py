@@ -204,6 +204,15 @@ class TestQuantiles:
         highest = window[min(len(window) - 1, int((0.99 + slack) * len(window)))]
         assert lowest <= value <= highest
 
+    def test_the_highest_is_that_of_the_window(self) -> None:
+        quantile = SlidingQuantile(0.99, 60.0)
+        assert quantile.highest(0.0) is None
+        for number in range(1000):
+            quantile.add(1000.0 + number / 100, 9.0 if number == 500 else 0.25)
+        quantile.add(1020.0, 0.5)
+        assert (quantile.highest(1020.0), quantile.highest(1050.0)) == (9.0, 9.0)
+        assert (quantile.highest(1061.0), quantile.highest(1081.0)) == (0.5, None)
+
     def test_it_follows_a_change_within_its_window(self) -> None:
         quantile = SlidingQuantile(0.99, 60.0)
         for number in range(1200):

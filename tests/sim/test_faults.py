@@ -113,6 +113,19 @@ async def test_ending_in_mid_stream(engine: EngineServer, http: aiohttp.ClientSe
     assert (await ask(http))[0] == 200
 
 
+@pytest.mark.parametrize("after_tokens", [3, 8], ids=["amid its tokens", "before its end mark"])
+async def test_stalling_in_mid_stream(after_tokens: int, engine: EngineServer, http: aiohttp.ClientSession) -> None:
+    await put(http, kind="stall_mid_stream", after_tokens=after_tokens)
+    stalled = asyncio.create_task(ask(http, stream=True))
+    await until(lambda: engine.attempts.count == 1 and last(engine)["tokens"] == after_tokens)
+    await until(lambda: engine.engine.running == 0)
+    assert (last(engine)["tokens"], last(engine)["ended_at"]) == (after_tokens, None)
+    await put(http, kind="none")
+    status, text, _ = await stalled
+    assert (status, text.endswith("data: [DONE]\n\n")) == (200, True)
+    assert (last(engine)["how"], last(engine)["tokens"]) == ("complete", 8)
+
+
 async def test_an_error_event_in_a_200(engine: EngineServer, http: aiohttp.ClientSession) -> None:
     await put(http, kind="error_event")
     status, text, response = await ask(http, stream=True)

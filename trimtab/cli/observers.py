@@ -46,7 +46,7 @@ class Observers:
     def take_policy(self, policy: Policy) -> None:
         """Go on with another policy; answers that are being watched are not disturbed."""
         self._ext_proc.rejections = RejectionReader.from_policy(policy.rejections)
-        self._ext_proc.full_stream_percent = policy.ext_proc.full_stream_percent
+        self._ext_proc.close_look.percent = policy.ext_proc.full_stream_percent
         self._ext_proc.reject_timeout_s = policy.ext_proc.reject_timeout_ms / 1000
         self._ext_proc.retries.take_policy(policy.pools)
 

@@ -34,6 +34,9 @@ ERROR_PRIOR = 4.0
 MEMORY_S = 600.0
 # A verdict, or a first token, that comes after the end of its attempt comes within this time.
 VERDICT_WAIT_S = 1.0
+# So many times `stalled_after_s` does a moving counter excuse that no stream goes on: a sequence that was preempted
+# stands still while others generate.
+_COUNTED_STALL = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Spoke:
     endpoint: EndpointId
     at: float
     started_at: float
+    further: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,9 @@ class Conduct:
             self._served(attempt)
         if attempt.judgement is None:
             judgement = judge_end(ended, spoke=attempt.token_at is not None)
-            if judgement is not None:
+            # Of a stream that is read whole its last part says whether it was.
+            is_open = judgement is Judgement.SUCCESS and self.life.is_read(attempt)
+            if judgement is not None and not is_open:
                 self._judge(attempt, min(now, ended.at), judgement, why=explain(ended))
         self._note_life(now, attempt, ended)
         if attempt.token_at is None and attempt.rejected is None and ended.outcome is Outcome.ABORTED:
@@ -189,8 +195,18 @@ class Conduct:
         self._held.tidy(now)
         self.ledger.tidy(now)
 
-    def suspect(self, now: float, patience: Patience, usual_ttft_s: float | None, usual_answer_s: float | None) -> None:
-        """Tell if it keeps all who wait for it waiting for far too long. None: what is usual is not known."""
+    def suspect(
+        self,
+        now: float,
+        patience: Patience,
+        usual_ttft_s: float | None,
+        usual_answer_s: float | None,
+        longest_answer_s: float,
+    ) -> None:
+        """Tell if it keeps all who wait for it waiting for far too long. None: what is usual is not known.
+
+        `longest_answer_s` is how long the longest answer in one piece took of late, of any endpoint of the pool.
+        """
         since = self.life.told_at
         if usual_ttft_s is not None:
             stream = self.ledger.waiting_stream(since, self._coverage.silent_rank(now))
@@ -203,10 +219,11 @@ class Conduct:
             # An answer of the time when the observers were away may have come unseen.
             answer = self.ledger.waiting_answer(max(since, self._coverage.missed_until))
             if answer is not None:
-                # It may be this long answer that the counter counts.
-                silent_s = self.life.silent_for(now, answer.started_at)
+                # It may be this answer that the counter counts, if it is as long as some are.
+                excused_s = max(patience.stalled_after_s, patience.silent_factor * longest_answer_s)
+                silent_s = self.life.silent_for(now, answer.started_at, counter_excuses_s=excused_s)
                 self._suspect_silence(now, patience, silent_s, usual_answer_s, "answer")
-        stalled_s = self.life.stalled_for(now)
+        stalled_s = self.life.stalled_for(now, counter_excuses_s=_COUNTED_STALL * patience.stalled_after_s)
         if stalled_s > patience.stalled_after_s:
             self._suspect(now, Sign.STALLED, f"nothing more of its streams for {stalled_s:.1f} s")
 
@@ -250,6 +267,8 @@ class Conduct:
                     # Of an engine that never marks its ends, a missing mark says nothing.
                     why = "a stream ended before its answer did"
                     self._judge(attempt, at, Judgement.FAILURE, why=why, sign=Sign.CUT_SHORT)
+                elif event.finished and attempt.ended is not None and attempt.judgement is None:
+                    self._succeeded(now, attempt, attempt.ended)
             case Rejected() if attempt.rejected is None:
                 attempt.rejected = event
                 if was_held:  # and counted when it came
@@ -306,7 +325,10 @@ class Conduct:
             return
         at = min(now, ended.at)
         if attempt.judgement is None:
-            self._judge(attempt, at, judge_status(ended.status), why=explain(ended))
+            if is_success(ended.status):
+                self._succeeded(now, attempt, ended)
+            else:
+                self._judge(attempt, at, judge_status(ended.status), why=explain(ended))
         if not _is_streamed_answer(attempt, ended) or ended.first_byte_s is None:
             return
         if self._coverage.missed(attempt.started_at):
@@ -330,7 +352,8 @@ class Conduct:
     ) -> None:
         self._take_back(attempt)
         attempt.judgement, attempt.judged_at = judgement, at
-        self._count(at, attempt.started_at, judgement, retry_after_s, why, _took_the_model(attempt), sign)
+        generated = attempt.token_at is not None or _took_the_model(attempt)
+        self._count(at, attempt.started_at, judgement, retry_after_s, why, generated, sign)
 
     def _take_back(self, attempt: Attempt) -> None:
         if attempt.judgement is not None:
@@ -356,23 +379,27 @@ class Conduct:
             self.failures_in_row = 0
         self._tell(Judged(self._endpoint, at, started_at, judgement, retry_after_s, why, generated, sign))
 
+    def _succeeded(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
+        self._judge(attempt, min(now, ended.at), Judgement.SUCCESS)
+        self._note_life(now, attempt, ended)
+
     def _note_life(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
-        self.life.reads(attempt, goes_on=False)
+        at = min(now, ended.at)
+        self.life.reads(at, attempt, goes_on=False)
         if attempt.judgement is not Judgement.SUCCESS or not _took_the_model(attempt):
             return
-        at = min(now, ended.at)
         if ended.streamed:
-            self.life.alive(at)
+            self.life.went_on(at)
         else:
             self.life.answered(at, max(0.0, ended.at - attempt.started_at))
 
     def _read(self, attempt: Attempt, event: StreamRead) -> None:
         self._marks_ends = self._marks_ends or event.finished
-        self.life.reads(attempt, goes_on=not (event.finished or event.cut_short or event.verdict))
+        self.life.reads(event.at, attempt, goes_on=not (event.finished or event.cut_short or event.verdict))
         if event.gaps_s:
-            self.life.alive(event.at)
+            self.life.went_on(event.at)
             if attempt.started_at <= self.life.told_at < event.at:  # given up, it goes on after all
-                self._tell(Spoke(self._endpoint, event.at, attempt.started_at))
+                self._tell(Spoke(self._endpoint, event.at, attempt.started_at, further=True))
 
     def _size(self, now: float, attempt: Attempt) -> float:
         """How many times a usual prompt an attempt has, 1 at least: longer ones take longer."""

@@ -152,12 +152,14 @@ class Fleet:
         answers_s = [profile.conduct.life.usual_answer_s(now) for profile in profiles]
         slowest_ttft_s = max((ttft_s for ttft_s in ttfts_s if ttft_s is not None), default=None)
         slowest_answer_s = max((answer_s for answer_s in answers_s if answer_s is not None), default=None)
+        longest_answer_s = max((profile.conduct.life.longest_answer_s(now) for profile in profiles), default=0.0)
         for profile, ttft_s, answer_s in zip(profiles, ttfts_s, answers_s, strict=True):
             profile.conduct.suspect(
                 now,
                 self._patience,
                 slowest_ttft_s if ttft_s is None else ttft_s,
                 slowest_answer_s if answer_s is None else answer_s,
+                longest_answer_s,
             )
         return self._tell_all()
 

@@ -50,6 +50,13 @@ class SlidingQuantile:
             self._value_at = now
         return self._value
 
+    def highest(self, now: float) -> float | None:
+        """The largest sample in the window; None if there is none."""
+        oldest = int(now // self._slot_s) - _SLOTS + 1
+        self._drop_before(oldest)
+        fresh = self._fresh if self._slot >= oldest else ()
+        return max(chain((packed[1] for _, packed in self._digests), fresh), default=None)
+
     def _compute(self, now: float) -> float | None:
         oldest = int(now // self._slot_s) - _SLOTS + 1
         self._drop_before(oldest)

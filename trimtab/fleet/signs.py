@@ -1,4 +1,4 @@
-"""Signs of death: what shows that an endpoint is dead, dying or leaving, although it may call itself healthy."""
+"""Signs of death: what shows that an endpoint is dead, dying, slow or leaving, although it may call itself healthy."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +14,7 @@ class Sign(StrEnum):
     SILENT = "silent"  # it was waited for, and gave neither a token nor an answer
     STALLED = "stalled"  # nothing more came of a stream that had begun
     CUT_SHORT = "cut-short"  # a stream ended in good order before its answer did
+    SLOW = "slow"  # its first tokens come far later than was predicted
     LEAVING = "leaving"  # it says that it is going away
 
 

@@ -259,8 +259,8 @@ class ExtProc(Strict):
     )
     full_stream_percent: Percent = Field(
         5,
-        description="Share of the watched that are read to their end (inter-token times, late errors). "
-        "0 reads none to the end.",
+        description="Share of the watched that are read to their end (inter-token times, late errors); of an endpoint "
+        "that broke one, all. 0 reads none to the end.",
     )
     cpu_budget_cores: Positive = Field(0.5, description="CPU that observation may use, in cores, over all workers.")
     reject_timeout_ms: Annotated[int, Field(ge=10, le=5000)] = Field(
@@ -327,7 +327,7 @@ class Shaping(Strict):
 
 
 class Signs(Strict):
-    """Signs of death beyond errors. Each opens the endpoint's breaker, and a token or an answer closes it."""
+    """Signs of death beyond errors. Each opens the endpoint's breaker until what was waited for comes."""
 
     silent_after_s: Positive = Field(
         3, description="An endpoint is silent if all that was sent to it waits, without a token or an answer, so long,"
@@ -337,8 +337,8 @@ class Signs(Strict):
     )
     stalled_after_s: Positive = Field(
         30,
-        description="It is stalled if streams that are read whole show nothing more, and nothing else does, for so "
-        "long. Sequences that vLLM had preempted were silent for 24 s.",
+        description="It is stalled if streams that are read whole show nothing more, and no other goes on, for so "
+        "long; twice as long if its counter of tokens moves. Sequences that vLLM had preempted were silent for 24 s.",
     )
 
 

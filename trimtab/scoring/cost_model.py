@@ -67,8 +67,11 @@ class CostModel:
         """The TTFT behind so much work, seconds."""
         return self.per_kilotoken_s * kilotokens + self.per_attempt_s * attempts
 
-    def learn(self, kilotokens: float, attempts: float, ttft_s: float) -> None:
-        """Take in one TTFT with the load that its attempt met, itself included."""
+    def learn(self, kilotokens: float, attempts: float, ttft_s: float) -> float | None:
+        """Take in one TTFT with the load that its attempt met, itself included.
+
+        Returns the size of a sustained change, if this sample completes the proof of one: seen over predicted.
+        """
         seen = max(ttft_s, _LEAST_TTFT_S)
         predicted = max(self.predict(kilotokens, attempts), _LEAST_TTFT_S)
         self._rate(abs(predicted - seen) / seen)
@@ -81,6 +84,7 @@ class CostModel:
         residual = self._cut((seen - self.predict(kilotokens, attempts)) / predicted)
         self._update(kilotokens / predicted, attempts / predicted, residual)
         self.samples += 1
+        return None if change is None else exp(change)
 
     def remember(self) -> dict[str, float]:
         """The costs, JSON-able."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from trimtab.fleet.signs import Sign
 from trimtab.fleet.snapshot import EndpointId, PoolSnapshot, TokenSample
 
 
@@ -70,8 +71,12 @@ class Law(ABC):
         """Of what it needs, that which it reads with the numbers that it has."""
         return self.needs
 
-    def learn(self, sample: TokenSample) -> None:  # noqa: B027 - most laws learn nothing from single attempts
-        """Take in one successful attempt that showed its first token."""
+    def learn(self, sample: TokenSample) -> Sign | None:
+        """Take in one successful attempt that showed its first token. Returns the sign of death that it completes.
+
+        Most laws learn nothing from single attempts.
+        """
+        return None
 
     def forget(self, endpoint: EndpointId) -> None:  # noqa: B027
         """Drop what was learned of an endpoint that is gone."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from trimtab.fleet.classes import class_of
+from trimtab.fleet.signs import Sign
 from trimtab.fleet.snapshot import ClassView, EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.capacity import capacities_of
@@ -21,6 +22,9 @@ _FIRST_PER_KILOTOKEN_S = 0.1
 _FIRST_PER_ATTEMPT_S = 0.001
 # An endpoint is tried again if it is so many times slower than it was at its best of late.
 _MUCH_SLOWER = 2.0
+# It is a sign of death to be so many times slower than was predicted, by costs that so many answers had shown.
+_FAR_SLOWER = 3.0
+_PROVEN_SAMPLES = 20
 _LEAST_TTFT_S = 0.001
 _FIRST_SAMPLES = 3  # until then its costs are still a guess
 _MOST_OF_A_TRY = 0.9
@@ -75,24 +79,31 @@ class _Endpoint:
             self._touched_at = now
         return 0 if before is None else prompt_bytes - before
 
-    def learn(self, at: float, kilotokens: float, attempts: float, ttft_s: float) -> None:
+    def learn(self, at: float, kilotokens: float, attempts: float, ttft_s: float) -> bool:
+        """Take in an answer. Returns whether the endpoint is found by it to have become far slower."""
         self.hopeful = ttft_s * _MUCH_SLOWER < self.cost.predict(kilotokens, attempts)
         self._touched_at = at
         self.newcomer = False
-        self.cost.learn(kilotokens, attempts, ttft_s)
+        was_proven = self.cost.samples >= _PROVEN_SAMPLES
+        change = self.cost.learn(kilotokens, attempts, ttft_s)
         level = self._level()
         if self._best is None or self.cost.samples <= _FIRST_SAMPLES:
             self._best = level
         self._best = min(level, self._best + _BEST_FADES * (level - self._best))
+        return was_proven and change is not None and change >= _FAR_SLOWER
+
+    @property
+    def slower(self) -> float:
+        """How many times slower it is than it was at its best of late."""
+        return self._level() / self._best if self._best else 1.0
 
     def wants_try(self, now: float, wait_s: float, retry_s: float) -> bool:
         """Whether an idle endpoint is worth a request to see if it is still as slow, or as silent, as it came to be.
 
         `wait_s` is what a request is believed to wait there, by its costs or by the silence that was seen.
         """
-        slower = self._best is not None and self._level() > _MUCH_SLOWER * self._best
         silent = wait_s > _MUCH_SLOWER * self._level()
-        if not (slower or silent) or self._touched_at is None:
+        if not (self.slower > _MUCH_SLOWER or silent) or self._touched_at is None:
             return False
         return self.hopeful or now - self._touched_at >= retry_s
 
@@ -173,17 +184,18 @@ class PredictedTtft(Law):
             tried[newcomer] = True
         by_class = self._parts(pool, known, waits, floors, tried)
         return {
-            view.id: self._score(view, known[number].cost, waits[number], [parts[number] for parts in by_class])
+            view.id: self._score(view, known[number], waits[number], [parts[number] for parts in by_class])
             for number, view in enumerate(pool.endpoints)
         }
 
-    def learn(self, sample: TokenSample) -> None:
+    def learn(self, sample: TokenSample) -> Sign | None:
         own = self._kilotokens(sample.prompt_bytes)
         self._demands[class_of(self._up_to_bytes, sample.prompt_bytes)].learn(own)
         endpoint = self._endpoints.get(sample.endpoint)
-        if endpoint is not None:
-            ahead = self._kilotokens(sample.outstanding_prompt_bytes)
-            endpoint.learn(sample.at, ahead, sample.in_flight, sample.ttft_s)
+        if endpoint is None:
+            return None
+        ahead = self._kilotokens(sample.outstanding_prompt_bytes)
+        return Sign.SLOW if endpoint.learn(sample.at, ahead, sample.in_flight, sample.ttft_s) else None
 
     def forget(self, endpoint: EndpointId) -> None:
         self._endpoints.pop(endpoint, None)
@@ -288,8 +300,9 @@ class PredictedTtft(Law):
         part = min(_MOST_OF_A_TRY, demand.typical / coming) if coming else 0.0
         return part / (1.0 - part)
 
-    def _score(self, view: EndpointView, cost: CostModel, wait: float, shares: Sequence[float]) -> Score:
+    def _score(self, view: EndpointView, known: _Endpoint, wait: float, shares: Sequence[float]) -> Score:
         """The score of an endpoint with its share of each length class, or of all."""
+        cost = known.cost
         threshold = self._policy.score_threshold_ms / 1000.0
         score = 100.0 * threshold / (threshold + wait)
         prompt = cost.per_kilotoken_s * self._kilotokens(view.outstanding_prompt_bytes)
@@ -299,7 +312,8 @@ class PredictedTtft(Law):
         a, b = 1000 * cost.per_kilotoken_s * self._unit, 1000 * cost.per_attempt_s
         why = (
             f"{1000 * wait:.0f} ms to wait, gets {' / '.join(f'{share:.1%}' for share in shares)} of what comes next "
-            f"({a:.0f} ms a thousand prompt tokens, {b:.1f} ms an attempt)"
+            f"({a:.0f} ms a thousand prompt tokens, {b:.1f} ms an attempt"
+            f"{f', {known.slower:.0f} times slower than it was' if known.slower > _FAR_SLOWER else ''})"
         )
         breakdown = {"prompt": lost * prompt, "running": lost * running, "silence": lost * silence}
         share = sum(shares) / len(shares)

@@ -35,7 +35,7 @@ class Breaker:
         self.until = -inf
         self._refuted_since = -inf  # an answer to what was sent later closes it
         self._attempts = FadingShare(_HALF_LIFE_S)  # while closed
-        self._mid_answer = False  # the last failure was that of an answer that had begun
+        self._mid_answer = False  # what failed last, or stalled, was an answer that had begun
 
     def state(self, now: float) -> BreakerState:
         if not self.openings:
@@ -73,22 +73,24 @@ class Breaker:
         elif generated:
             self._close(started_at)
 
-    def spoke(self, started_at: float) -> None:
-        """An attempt that was sent at `started_at` showed its first token.
+    def spoke(self, started_at: float, *, further: bool = False) -> None:
+        """An attempt that was sent at `started_at` showed its first token, or a further one.
 
-        That closes the breaker, unless it opened for answers that had begun as well: then only a whole one does. While
+        That closes the breaker, unless it opened for answers that had begun as well: then a first token does not. While
         it is closed, a token takes back no failure: an engine may die in the middle of every answer.
         """
-        if self.openings and not self._mid_answer:
+        if self.openings and (further or not self._mid_answer):
             self._close(started_at)
 
-    def suspect(self, at: float, since: float, numbers: Shaping) -> bool:
+    def suspect(self, at: float, since: float, numbers: Shaping, *, mid_answer: bool = False) -> bool:
         """The endpoint is taken for dead at `at`, by what was sent after `since`. Returns whether it opens by that.
 
-        If what was sent after `since` is answered after all, it closes.
+        If what was sent after `since` is answered after all, it closes; with `mid_answer`, if it is answered beyond its
+        first token.
         """
         if self.state(at) is BreakerState.OPEN:
             return False
+        self._mid_answer = mid_answer
         self.open(at, numbers, refuted_since=since)
         return True
 

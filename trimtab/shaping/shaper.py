@@ -83,9 +83,14 @@ class Shaper:
             case Suspected():
                 self._standing(evidence.at, evidence.endpoint).suspected(evidence, self.numbers)
             case Spoke():
-                self._standing(evidence.at, evidence.endpoint).spoke(evidence.at, evidence.started_at)
+                standing = self._standing(evidence.at, evidence.endpoint)
+                standing.spoke(evidence.at, evidence.started_at, further=evidence.further)
             case ProbeHeard():
                 self._standing(evidence.probed.at, evidence.endpoint).liveness.probed(evidence.probed)
+
+    def note(self, at: float, endpoint: EndpointId, sign: Sign) -> None:
+        """Take note of a sign of death that the law has found, and sees to."""
+        self._standing(at, endpoint).note(sign)
 
     def decide(self, pool: PoolSnapshot, law: Law) -> PoolDecision:
         """Judge a pool by `law`, and shape what it says into weights."""

@@ -112,15 +112,16 @@ class Standing:
         self._accused = True
         self._why[judged.judgement] = judged.why
 
-    def spoke(self, at: float, started_at: float) -> None:
+    def spoke(self, at: float, started_at: float, *, further: bool) -> None:
         """An attempt that was sent at `started_at` showed its first token, or a further one after a suspicion."""
-        self._breaker.spoke(started_at)
+        self._breaker.spoke(started_at, further=further)
         self.liveness.spoke(at, started_at)
 
     def suspected(self, suspected: Suspected, numbers: Shaping) -> None:
         """Take in that the endpoint is taken for dead."""
         self._signs.append(suspected.sign)
-        if self._breaker.suspect(suspected.at, suspected.since, numbers):
+        mid_answer = suspected.sign is Sign.STALLED
+        if self._breaker.suspect(suspected.at, suspected.since, numbers, mid_answer=mid_answer):
             self._why[Judgement.FAILURE] = suspected.why
 
     def recent(self, now: float) -> tuple[float, float]:
@@ -132,6 +133,10 @@ class Standing:
         self._signs.append(sign)
         self._why[Judgement.FAILURE] = why
         self._breaker.open(now, numbers)
+
+    def note(self, sign: Sign) -> None:
+        """Take note of a sign from which nothing follows here."""
+        self._signs.append(sign)
 
     def take_signs(self) -> Sequence[Sign]:
         """The signs of death that were seen since this was asked last."""

@@ -19,6 +19,7 @@ Kind = Literal[
     "ping_first",  # comments for `seconds`, a role chunk, and `role_lead_s` later the first token
     "die_mid_stream",  # the connection is cut after `after_tokens` tokens
     "end_mid_stream",  # the stream ends in good order after `after_tokens` tokens, without an end mark
+    "stall_mid_stream",  # the stream says nothing more after `after_tokens` tokens until the fault is over
     "reset_before_headers",  # the connection is reset
     "error_event",  # 200, and the first event is an error; 500 if not streamed
     "error_500",  # what vLLM says while it drains
@@ -50,7 +51,7 @@ _PARAMETERS: Final = {
     "factor": ("slow",),
     "seconds": ("ping_first",),
     "role_lead_s": ("ping_first",),
-    "after_tokens": ("die_mid_stream", "end_mid_stream"),
+    "after_tokens": ("die_mid_stream", "end_mid_stream", "stall_mid_stream"),
     "shape": ("quota_429",),
     "retry_after_s": ("quota_429",),
 }

@@ -175,14 +175,20 @@ class EngineServer:
                     await _ping(write, fault.fault.seconds)
                     reply.open(write)
                     await asyncio.sleep(fault.fault.role_lead_s)
-                case "die_mid_stream" | "end_mid_stream":
+                case "die_mid_stream" | "end_mid_stream" | "stall_mid_stream":
                     reply.stop_after = fault.fault.after_tokens
         reply.start(write)
         await reply.done.wait()
         if reply.stopped and fault is not None:
-            if fault.fault.kind == "die_mid_stream":
-                await _break(request, reply.attempt, "died")
-            reply.attempt.end("cut_short")
+            match fault.fault.kind:
+                case "die_mid_stream":
+                    await _break(request, reply.attempt, "died")
+                case "end_mid_stream":
+                    reply.attempt.end("cut_short")
+                case "stall_mid_stream":
+                    await fault.over.wait()
+                    reply.go_on(write)
+                    await reply.done.wait()
         return response
 
     async def _whole(self, reply: Reply, request: web.Request, fault: FaultInForce | None) -> web.Response:

@@ -65,7 +65,7 @@ class Reply:
 class StreamedReply(Reply):
     """A stream of events. Tokens wait until `start`; `done` is set when the last event is written.
 
-    With `stop_after` it stops for good, and `stopped` is true, when so many tokens are sent.
+    With `stop_after` it stops, and `stopped` is true, when so many tokens are sent.
     """
 
     def __init__(self, answer: Answer, attempt: Attempt) -> None:
@@ -84,6 +84,15 @@ class StreamedReply(Reply):
         self._write = write
         for choice in self.choices:
             self.progress(choice)
+
+    def go_on(self, write: Callable[[bytes], None]) -> None:
+        """Send what `stop_after` has held back, and the rest as it comes."""
+        self.stop_after, self.stopped = None, False
+        if self._unfinished == 0:
+            write(_frames(self.answer.closing()))
+        else:
+            self.done.clear()
+            self.start(write)
 
     def progress(self, choice: Choice) -> None:
         """Send a choice's new tokens."""

@@ -3,7 +3,8 @@
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from trimtab.cli.drill.stack import ENGINES, Part, Stack
 
@@ -40,6 +41,7 @@ class Drill:
     spares: str = ""  # an outcome that is no loss, because it is what is promised: "cut", "http 429"
     for_s: float = 8.0
     after_s: float = 20.0  # watched after the healing
+    pool: Mapping[str, Any] = field(default_factory=dict)  # policy fields of the drilled pool, beside those of all
 
 
 def _fault(kind: str, *engines: int, **numbers: float | str) -> tuple[Deed, Deed]:
@@ -153,6 +155,23 @@ DRILLS: Mapping[str, Drill] = {
         struck=(0,),
         spares="cut",
         after_s=25,
+    ),
+    "cut-short": Drill(
+        "one engine ends each stream in good order after five tokens, without its end mark",
+        *_fault("end_mid_stream", 0),
+        Bounds(drain_s=12, return_s=25),
+        struck=(0,),
+        spares="cut",
+        for_s=15,
+        after_s=30,
+    ),
+    "stalled": Drill(
+        "one engine says nothing more after five tokens of each stream, and keeps the connection",
+        *_fault("stall_mid_stream", 0),
+        Bounds(drain_s=18, return_s=20),
+        struck=(0,),
+        for_s=20,
+        pool={"signs": {"stalled_after_s": 3}},
     ),
     "slow": Drill("one engine is ten times slower", *_fault("slow", 0, factor=10), Bounds()),
     "saturated-429": Drill(

@@ -1,8 +1,9 @@
 """What a drill showed: from what clients saw, and what Envoy counted, to figures and a judgement."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -40,6 +41,7 @@ class Figures:
     outcomes: Mapping[str, int]  # of those that did not succeed
     added_ms: float  # the worst
     added_p99_ms: float
+    gap_s: float  # the longest between two tokens of one stream
     drain_s: float | None
     return_s: float | None
     attempts: float | None
@@ -60,6 +62,7 @@ class Figures:
             "lost": self.lost,
             "outcomes": dict(self.outcomes),
             "added_ms": {"worst": self.added_ms, "p99": self.added_p99_ms},
+            "gap_s": self.gap_s,
             "drain_s": self.drain_s,
             "return_s": self.return_s,
             "attempts_per_request": self.attempts,
@@ -85,11 +88,16 @@ def figures(
         outcomes=Counter(bad),
         added_ms=spread["max"],
         added_p99_ms=spread["p99"],
+        gap_s=max((gap for result in hurt for gap in _gaps_s(result)), default=0.0),
         drain_s=_drain_s(samples, struck, times),
         return_s=_return_s(samples, struck, times.healed),
         attempts=_attempts(samples, times, after),
         stampede=_stampede(samples, addresses, times.healed),
     )
+
+
+def _gaps_s(result: Result) -> Iterator[float]:
+    return (later - earlier for earlier, later in pairwise(result.token_s))
 
 
 def _between(samples: Sequence[Sample], start: float, end: float) -> Counter[str]:

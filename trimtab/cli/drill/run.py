@@ -51,7 +51,7 @@ def _length_s(drill: Drill) -> float:
 async def run_one(drill: Drill, seed: int, advance: Callable[[float], None] = lambda seconds: None) -> Figures:
     """Run one drill; `advance` is told how many seconds of it are over. Raises as `drill` does."""
     with tempfile.TemporaryDirectory(prefix="trimtab-drill-") as folder:
-        async with running(Path(folder), _POOL) as stack:
+        async with running(Path(folder), {**_POOL, **drill.pool}) as stack:
             samples: list[Sample] = []
             began = time.monotonic()
             async with asyncio.TaskGroup() as tasks:

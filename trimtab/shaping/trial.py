@@ -8,7 +8,7 @@ from trimtab.fleet.snapshot import EndpointId, EndpointView
 # Of all requests no more than about one in so long is a trial.
 _PAUSE_S = 1.0
 # A connection that is never made is not seen for a second: after so many requests, by its share, one was sent.
-_ENOUGH = 1.5
+_ENOUGH = 1.0
 # What an interval brings at most is forgotten as fast as `predicted_ttft` forgets a burst.
 _HALF_LIFE_S = 20.0
 # A share of nearly all would move the pool's work, and its floors must find room beside it.

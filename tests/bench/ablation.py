@@ -77,9 +77,9 @@ class _InSeconds(CostModel):
 class _OtherCosts(PredictedTtft):
     costs: ClassVar[type[CostModel]]
 
-    def _endpoint(self, id: EndpointId, capacity: float) -> Any:
+    def _endpoint(self, id: EndpointId, capacity: float, first: tuple[float, float] | None) -> Any:
         is_new = id not in self._endpoints
-        endpoint = super()._endpoint(id, capacity)
+        endpoint = super()._endpoint(id, capacity, first)
         if is_new:
             endpoint.cost = self.costs(endpoint.cost.per_kilotoken_s, endpoint.cost.per_attempt_s)
         return endpoint
@@ -121,12 +121,12 @@ class _WithoutTries(PredictedTtft):
     def _parts(
         self,
         pool: PoolSnapshot,
-        costs: Sequence[CostModel],
+        known: Sequence[Any],
         waits: Sequence[float],
         floors: Sequence[float],
         tried: Sequence[bool],
     ) -> Sequence[Sequence[float]]:
-        return super()._parts(pool, costs, waits, floors, [False] * len(tried))
+        return super()._parts(pool, known, waits, floors, [False] * len(tried))
 
 
 class _Variant(NamedTuple):

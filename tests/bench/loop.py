@@ -27,7 +27,8 @@ from rich.progress import track
 from rich.table import Table
 
 from tests.harness import Body, EnvoyProcess, FakeEngine, Reset, Step, error, free_port, tokens
-from tests.system.stack import Trimtab, on_free_ports
+from tests.system.stack import Trimtab
+from trimtab.cli.local_stack import on_free_ports
 from trimtab.policy import load_policy
 from xds_server.bootstrap import render_bootstrap
 

@@ -24,8 +24,9 @@ from rich.progress import track
 from rich.table import Table
 
 from tests.harness import EnvoyProcess, free_port
-from tests.system.stack import Trimtab, on_free_ports
+from tests.system.stack import Trimtab
 from trimtab.cli.demo.plain_envoy import plain_bootstrap
+from trimtab.cli.local_stack import on_free_ports
 from trimtab.policy import load_policy
 from trimtab.policy.model import Retries
 from xds_server.bootstrap import render_bootstrap

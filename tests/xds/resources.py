@@ -15,7 +15,7 @@ from envoy.service.runtime.v3.rtds_pb2 import Runtime
 from xds_server.assignment import EndpointWeight, build_assignment
 from xds_server.snapshot import TypeUrl
 
-Published = dict[TypeUrl, dict[str, bytes]]
+Published = dict[str, dict[str, bytes]]
 
 
 def _ads() -> ConfigSource:

@@ -30,7 +30,7 @@ LATE: Final = "late"
 """In the place of an opening: every attempt of the hedged request has had its time."""
 
 _UNREAD = Opening(OpeningKind.UNREAD)
-_TOO_LATE = b"The request took too long."
+_TOO_LATE = "The request took too long."
 _EMPTY = "The engine ended its answer before the first token."
 
 
@@ -73,6 +73,7 @@ class Refusal:
     status: int
     verdict: Verdict
     body: bytes  # JSON, as of an answer that is not streamed
+    is_said: bool = True  # by the engine; else it said nothing, and the words are ours
 
     @classmethod
     def of(cls, opening: Opening) -> "Refusal | None":
@@ -86,7 +87,7 @@ class Refusal:
                 code = 429 if opening.verdict is Verdict.QUOTA else _status(error.value("code"))
                 return cls(code, opening.verdict, _as_error(opening.data, error.text, code))
             case OpeningKind.EMPTY:
-                return cls(503, opening.verdict, _as_error(b"", _EMPTY, 503))
+                return cls(503, opening.verdict, _as_error(b"", _EMPTY, 503), is_said=False)
         return None
 
     def retried(self) -> pb.ProcessingResponse:
@@ -105,6 +106,8 @@ class Refusal:
 
     def told(self) -> pb.ProcessingResponse:
         """Ends the request with this error, all its attempts too, whether or not the engine ends its answer."""
+        if not self.is_said:
+            return _ended(self.status, "empty-answer", _EMPTY)
         response = pb.ProcessingResponse(
             immediate_response=pb.ImmediateResponse(
                 status=HttpStatus(code=self.status),
@@ -118,12 +121,18 @@ class Refusal:
 
 def too_late() -> pb.ProcessingResponse:
     """Ends the request, with all its attempts, as a 504: while attempts run side by side Envoy itself ends none."""
-    reason = pb.HeaderMutation()
-    option = reason.set_headers.add()
-    option.header.key, option.header.raw_value = REASON_HEADER, b"timeout"
-    status = HttpStatus(code=504)
+    return _ended(504, "timeout", _TOO_LATE)
+
+
+def _ended(status: int, reason: str, message: str) -> pb.ProcessingResponse:
+    """Ends the request with words of ours, which Envoy puts into the shape of the API that was asked."""
+    headers = pb.HeaderMutation()
+    option = headers.set_headers.add()
+    option.header.key, option.header.raw_value = REASON_HEADER, reason.encode()
     return pb.ProcessingResponse(
-        immediate_response=pb.ImmediateResponse(status=status, headers=reason, body=_TOO_LATE, details="first_token")
+        immediate_response=pb.ImmediateResponse(
+            status=HttpStatus(code=status), headers=headers, body=message.encode(), details="first_token"
+        )
     )
 
 
@@ -152,7 +161,7 @@ def _as_error(data: bytes, text: str, status: int) -> bytes:
     """The event itself if it is an error object of an API, else one of OpenAI's with its text."""
     try:
         event = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         event = None
     if isinstance(event, dict) and isinstance(event.get("error"), dict):
         return data

@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from trimtab.fleet.observation import AttemptEnded, Observation, Outcome, Verdict
-from trimtab.policy.model import Pool
+from trimtab.policy.model import Pool, Retries
 from trimtab.pool import State
 from trimtab.v1 import feedback_pb2 as pb
 
@@ -44,18 +44,17 @@ class RetryAdvice:
     """
 
     def __init__(self, pools: Iterable[Pool] = ()) -> None:
-        self._attempts: dict[str, int] = {}
-        self._status_codes: dict[str, frozenset[int]] = {}
+        self._retries: dict[str, Retries] = {}
+        self._former: dict[str, Retries] = {}  # of the policy before: a request keeps the route that it was given
         self._endpoints: dict[str, _Endpoints] = {}
         self._saved: dict[str, float] = defaultdict(float)
         self.take_policy(pools)
 
     def take_policy(self, pools: Iterable[Pool]) -> None:
-        """Go on with other pools."""
-        pools = tuple(pools)
-        self._attempts = {pool.name: 1 + pool.retries.attempts for pool in pools}
-        self._status_codes = {pool.name: frozenset(pool.retries.status_codes) for pool in pools}
-        for name in self._saved.keys() - self._attempts.keys():
+        """Go on with other pools. What was said of those that are gone holds until the next policy."""
+        self._former = self._retries
+        self._retries = {pool.name: pool.retries for pool in pools}
+        for name in self._saved.keys() - self._retries.keys() - self._former.keys():
             del self._saved[name]
 
     def take_states(self, states: pb.PoolStates) -> None:
@@ -76,7 +75,8 @@ class RetryAdvice:
 
     def are_spent(self, pool: str, attempts: int) -> bool:
         """Whether a request that asked for `pool` gets no more attempts, having had so many."""
-        return pool in self._attempts and attempts >= self._attempts[pool]
+        retries = self._retries_of(pool)
+        return retries is not None and attempts > retries.attempts
 
     def is_worth_it(self, pool: str, address: str, status: int, verdict: Verdict, hedge_in_s: float = inf) -> bool:
         """Whether to retry what the endpoint at `address` refused with `status`.
@@ -86,7 +86,8 @@ class RetryAdvice:
         if hedge_in_s < _BEFORE_HEDGES_S:
             return False
         if verdict is Verdict.UNKNOWN:
-            worth_it = status in self._status_codes.get(pool, ())
+            retries = self._retries_of(pool)
+            worth_it = retries is not None and status in retries.status_codes
         else:
             worth_it = verdict in _OF_THE_ENGINE
         if not worth_it:
@@ -95,6 +96,9 @@ class RetryAdvice:
         if endpoints is None or endpoints.given_work - {address}:
             return True
         return bool(endpoints.taking - {address}) and self._spend(pool)
+
+    def _retries_of(self, pool: str) -> Retries | None:
+        return self._retries.get(pool) or self._former.get(pool)
 
     def _spend(self, pool: str) -> bool:
         if self._saved[pool] < 1.0:

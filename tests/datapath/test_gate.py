@@ -18,6 +18,7 @@ from trimtab.datapath import REASON_HEADER, RETRY_HEADER
 from trimtab.fleet.observation import AttemptEnded, FirstToken, Rejected, Verdict
 from trimtab.v1 import feedback_pb2 as pb
 from xds_server.resources import RUNTIME_NAME, runtime_resource
+from xds_server.resources.local_replies import ANTHROPIC_PATH
 from xds_server.snapshot import TypeUrl
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -46,6 +47,7 @@ class Script:
         "full": Chunks([(0, FULL), (0, DONE)]),
         "full-open": Chunks([(0, FULL), (60, DONE)]),
         "overloaded-open": Chunks([(0, OVERLOADED), *[(0.2, b": ping\n\n")] * 300]),
+        "deep-error": Chunks([(0, b"event: error\ndata: " + b"[" * 100_000 + b"\n\n")]),
         "empty": Chunks([]),
         "cut": Chunks([(0, ROLE)], cut=True),
         "limit-event": Chunks([(0, b"data: " + LIMIT + b"\n\n"), (0, DONE)]),
@@ -156,7 +158,7 @@ async def test_the_engines_trouble_is_another_engines_work(rig: Rig, step: str) 
 
 @pytest.mark.parametrize(
     ("step", "status"),
-    [("dead", 500), ("full", 503), ("full-open", 503), ("overloaded-open", 529), ("empty", 503)],
+    [("dead", 500), ("full", 503), ("full-open", 503), ("overloaded-open", 529), ("deep-error", 503), ("empty", 503)],
 )
 async def test_an_answer_that_is_an_error_everywhere_is_told_as_one(rig: Rig, step: str, status: int) -> None:
     """At once, also by an engine that does not end its answer: it is free then."""
@@ -164,12 +166,20 @@ async def test_an_answer_that_is_an_error_everywhere_is_told_as_one(rig: Rig, st
     assert (answer.status, attempts) == (status, 3)
     assert time.time() - answer.sent_at < 5
     assert answer.headers["content-type"] == "application/json"
-    assert REASON_HEADER not in answer.headers
+    assert answer.headers.get(REASON_HEADER) == ("empty-answer" if step == "empty" else None)
     await until(lambda: len(rig.seen(AttemptEnded, answer.request_id)) == 3)
     assert len(rig.seen(Rejected, answer.request_id)) == 3
     told = json.loads(answer.body)["error"]
     assert told["message"]
     assert told["code"] == status
+
+
+async def test_an_answer_without_a_word_is_told_in_the_shape_of_the_api(rig: Rig) -> None:
+    body = {"model": "gated", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    answer = await rig.ask("POST", ANTHROPIC_PATH, json=body, headers={"x-do": "empty"})
+    assert (answer.status, answer.headers[REASON_HEADER]) == (503, "empty-answer")
+    told = json.loads(answer.body)
+    assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +225,8 @@ async def test_a_hedged_request_whose_attempts_are_all_silent_ends(rig: Rig) -> 
     for answer, attempts in answers:
         assert (answer.status, attempts) == (504, 3)
         assert answer.headers[REASON_HEADER] == "timeout"
-        assert json.loads(answer.body)["error"]["code"] == 504
+        error = json.loads(answer.body)["error"]
+        assert (error["code"], error["type"]) == (504, "ServiceUnavailableError"), "as without the hedge"
         assert 3 * DEADLINE_S - 0.1 < answer.first_byte_at - answer.sent_at < 3 * DEADLINE_S + 1
     assert time.monotonic() - begun < 3 * DEADLINE_S + 1.5
 
@@ -253,7 +264,8 @@ async def test_the_only_endpoint_is_not_asked_again_by_all_that_wait_for_it(rig:
     await rig.control_plane.set({TypeUrl.RTDS: {RUNTIME_NAME: runtime_resource(100, limit)}})
     try:
         answers = await asyncio.gather(*(do(rig, "silent") for _ in range(6)))
-        assert [answer.status for answer, _ in answers] == [504] * 6
+        told = [(answer.status, answer.headers[REASON_HEADER]) for answer, _ in answers]
+        assert told == [(504, "timeout")] * 6, "the retry that is not made is no reason of its own"
         assert sorted(attempts for _, attempts in answers) == [1, 1, 1, 1, 1, 3]
         answer, attempts = await do(rig, "reset", "tokens")
         assert (is_whole(answer), attempts) == (True, 2)

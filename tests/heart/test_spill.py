@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.heart.scene import A, B, C, Scene, failed, rejected
-from trimtab.shaping.spill import Spill, can_take, last_resort, wants_tries
+from trimtab.shaping.spill import Spill, can_take, last_resort, takes_over, wants_tries
 
 PARTS = st.floats(0, 1)
 
@@ -85,6 +85,16 @@ def test_an_endpoint_that_is_half_open_wants_a_try() -> None:
     assert not wants_tries(scene.step())
     scene.run(1030.5)
     assert wants_tries(scene.step()) and can_take(scene.step(), 0) == 0.0
+
+
+def test_a_fallback_that_is_half_open_gets_tries_though_another_could_take_all() -> None:
+    spare = Scene([A])
+    assert takes_over(spare.step(), 0) == 1.0
+    spare.see(*(failed(1000.0, request=f"f{i}") for i in range(3)))
+    assert takes_over(spare.step(), 0) == takes_over(None, 0) == 0.0
+    spare.run(1030.5)
+    takes = [takes_over(spare.step(), 0), 1.0]
+    assert Spill().split(0.0, 0.0, takes, tries=False, rise_per_s=0.1) == pytest.approx((0.0, 0.02, 0.98))
 
 
 def test_an_endpoint_without_a_capacity_counts_as_the_mean_of_the_others() -> None:

@@ -131,3 +131,13 @@ def test_another_policy_comes_into_force() -> None:
     advice.take_policy([pool(retries={"status_codes": [500]})])
     assert advice.is_worth_it("p", A, 500, Verdict.UNKNOWN)
     assert not advice.is_worth_it("p", A, 429, Verdict.UNKNOWN)
+
+
+def test_a_request_of_a_pool_that_a_new_policy_has_not_is_retried_as_before() -> None:
+    advice = RetryAdvice([pool()])
+    advice.take_policy([pool(name="other")])
+    assert advice.is_worth_it("p", A, 503, Verdict.UNKNOWN)
+    assert not advice.is_worth_it("p", A, 500, Verdict.UNKNOWN)
+    assert advice.are_spent("p", 3), "so what is refused then ends, whether or not its engine ends it"
+    advice.take_policy([pool(name="other")])
+    assert not advice.is_worth_it("p", A, 503, Verdict.UNKNOWN), "names that are gone do not pile up"

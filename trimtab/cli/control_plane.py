@@ -30,7 +30,7 @@ from trimtab.policy.deadlines import deadlined
 from trimtab.policy.model import split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision, State
 from trimtab.shaping.decision import ClassDecision
-from trimtab.shaping.spill import Spill, can_take, last_resort, wants_tries
+from trimtab.shaping.spill import Spill, can_take, last_resort, takes_over, wants_tries
 from trimtab.v1.feedback_pb2 import PoolStates
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
@@ -298,7 +298,7 @@ class ControlPlane:
         others = [self._state.decisions.get(fallback.pool) if fallback.pool else None for fallback in policy.fallbacks]
         for fallback, other in zip(policy.fallbacks, others, strict=True):
             below = self._pools[fallback.pool].policy.spill_below if fallback.pool else 0.0
-            takes.append(1.0 if fallback.pool is None else can_take(other, below))
+            takes.append(1.0 if fallback.pool is None else takes_over(other, below))
         parts = self._spills[decision.pool].split(
             decision.at,
             can_take(decision, policy.spill_below),

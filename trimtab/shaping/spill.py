@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from trimtab.scoring.capacity import capacities_of
 from trimtab.shaping.decision import PoolDecision, State
 
-# What a pool that is out keeps while one of its endpoints is half-open: no attempt, no return.
+# What a pool that is out keeps, or gets as a fallback, while one of its endpoints is half-open: no attempt, no return.
 _TRIED_WITH = 0.02
 # A suspect takes work as ever; one that is full or parked is not out of order.
 _IN = frozenset({State.UP, State.RAMPING, State.SUSPECT, State.FULL, State.PARKED})
@@ -27,6 +27,15 @@ def _part_in(decision: PoolDecision) -> float:
 def wants_tries(decision: PoolDecision) -> bool:
     """Whether an attempt could bring an endpoint back."""
     return any(endpoint.state is State.HALF_OPEN for endpoint in decision.endpoints)
+
+
+def takes_over(decision: PoolDecision | None, spill_below: float) -> float:
+    """The part, 0..1, of what comes to a fallback that it gets: what it can take, or tries that could bring it back.
+
+    One that nobody asks for by its name would never come back without.
+    """
+    takes = can_take(decision, spill_below)
+    return max(takes, _TRIED_WITH) if decision and wants_tries(decision) else takes
 
 
 def last_resort(decisions: Sequence[PoolDecision | None]) -> int:

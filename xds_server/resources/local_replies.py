@@ -78,7 +78,6 @@ def local_reply_config() -> LocalReplyConfig:
                 "No endpoint can take the request now.",
                 retry_after_s=1,
             ),
-            *_mappers("overloaded", _flags("UO"), "The gateway has too many requests under way.", retry_after_s=1),
             *_mappers("connect-failure", _flags("UF"), "No endpoint could be reached.", retry_after_s=1),
             *_mappers(
                 "timeout",
@@ -92,6 +91,8 @@ def local_reply_config() -> LocalReplyConfig:
                 "The endpoint broke the connection.",
                 anthropic_kind="api_error",
             ),
+            # After what it came of: a retry that is not made for want of another endpoint is an overflow too.
+            *_mappers("overloaded", _flags("UO"), "The gateway has too many requests under way.", retry_after_s=1),
             *_mappers("drill", _flags("FI"), "The gateway is being drilled: this fault is made on purpose."),
             *_mappers(
                 "request-too-large",
@@ -107,6 +108,7 @@ def local_reply_config() -> LocalReplyConfig:
                 kind=BAD_REQUEST,
                 anthropic_kind=ANTHROPIC_BAD_REQUEST,
             ),
+            *_mappers("timeout", _status(_OP.EQ, 504), _PLAIN, anthropic_kind="timeout_error"),
             *_mappers("gateway-fault", _status(_OP.EQ, 503), _PLAIN),  # a static answer has its own reason
             *_mappers(
                 "gateway-fault", _status(_OP.GE, 500), _PLAIN, kind="InternalServerError", anthropic_kind="api_error"

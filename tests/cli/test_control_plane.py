@@ -86,9 +86,10 @@ async def test_a_hold_is_kept_at_once(tmp_path: Path) -> None:
 async def test_a_pool_that_is_out_is_served_by_its_fallbacks_and_comes_back_over_the_ramp(tmp_path: Path) -> None:
     content = policy(state_file=None)
     other = {"name": "spare", "models": ["spare"], "endpoints": [{"address": "127.0.0.1:11"}]}
+    cache = f"127.0.0.1:{free_port()}"  # where nobody listens
     chat = content["pools"][0] | {
         "shaping": {"cool_down_min_s": 0.5, "cool_down_max_s": 0.5, "ramp_points_per_s": 100},
-        "fallbacks": [{"pool": "spare"}, {"answer": {"message": "Come again."}}],
+        "fallbacks": [{"pool": "spare"}, {"address": cache}, {"answer": {"message": "Come again."}}],
     }
     content["pools"] = [other, chat]
     async with running(tmp_path / "policy.yaml", content) as plane, aiohttp.ClientSession() as session:
@@ -116,15 +117,15 @@ async def test_a_pool_that_is_out_is_served_by_its_fallbacks_and_comes_back_over
             now = time.time()
             plane.observe([Rejected(now, pool, address, "r", 429, Verdict.SATURATED, None) for address in addresses])
 
-        await reach(lambda seen: seen == (1, 0, 0))
+        await reach(lambda seen: seen == (1, 0, 0, 0))
         refuse("chat", "127.0.0.1:9", "127.0.0.1:10")
-        await reach(lambda seen: seen == (0, 1, 0))
+        await reach(lambda seen: seen == (0, 1, 0, 0))
         seen = await reach(lambda seen: seen != () and seen[0] > 0)
-        assert seen[0] < 1 and seen[2] == 0, "it comes back slowly"
-        await reach(lambda seen: seen == (1, 0, 0))
+        assert seen[0] < 1 and seen[3] == 0, "it comes back slowly"
+        await reach(lambda seen: seen == (1, 0, 0, 0))
         refuse("spare", "127.0.0.1:11")
         refuse("chat", "127.0.0.1:9", "127.0.0.1:10")
-        await reach(lambda seen: seen == (0, 0, 1))
+        await reach(lambda seen: seen == (0, 0, 0, 1))
         (tmp_path / "policy.yaml").write_text(json.dumps(content | {"pools": [other, chat | {"fallbacks": []}]}))
         await until(is_over)
 

@@ -47,6 +47,7 @@ from xds_server.retired import RetiredClusters
 from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
 from xds_server.sources.prober import Prober, ReadAnswer
 from xds_server.sources.prometheus import PrometheusSource
+from xds_server.sources.reachability import Reachability
 from xds_server.sources.scraper import Scraper, new_session
 from xds_server.transport import SERVER_OPTIONS
 
@@ -112,6 +113,7 @@ class ControlPlane:
         self._state.unresolved = self._discovery.unresolved
         self.metrics.registry.register(DiscoveryCollector(self._discovery.statuses))
         self._prometheus = PrometheusSource(self.observe, self.metrics.queried)
+        self._reachable = Reachability()
         self._stack = AsyncExitStack()
         self._scraper: Scraper
         self._prober: Prober
@@ -139,6 +141,7 @@ class ControlPlane:
             self._prober = Prober(self.observe, session, _answer_reader(self._policy), self._decision_of)
             stack.push_async_callback(self._prober.close)
             stack.push_async_callback(self._prometheus.close)
+            stack.push_async_callback(self._reachable.close)
             stack.push_async_callback(self._discovery.close)
             stack.callback(self._stop_pools)
             await self._serve_grpc(stack)
@@ -233,6 +236,7 @@ class ControlPlane:
         self._prober.read_answer = _answer_reader(policy)
         self._prober.reconfigure(policy.pools)
         self._prometheus.reconfigure(policy.pools)
+        self._reachable.want({each.address for pool in policy.pools for each in pool.fallbacks if each.address})
         self._publish()
         self.metrics.policy_accepted()
 
@@ -298,7 +302,10 @@ class ControlPlane:
         others = [self._state.decisions.get(fallback.pool) if fallback.pool else None for fallback in policy.fallbacks]
         for fallback, other in zip(policy.fallbacks, others, strict=True):
             below = self._pools[fallback.pool].policy.spill_below if fallback.pool else 0.0
-            takes.append(1.0 if fallback.pool is None else takes_over(other, below))
+            if fallback.pool is not None:
+                takes.append(takes_over(other, below))
+            else:
+                takes.append(float(fallback.address is None or fallback.address in self._reachable))
         parts = self._spills[decision.pool].split(
             decision.at,
             can_take(decision, policy.spill_below),

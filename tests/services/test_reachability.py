@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from tests.harness import free_port, until
+from trimtab.policy.model import Pool
 from xds_server.sources import reachability
 from xds_server.sources.reachability import Reachability
 
@@ -17,19 +18,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "_CONNECT_S", 0.2)
 
 
+def pool(*addresses: str) -> Pool:
+    fallbacks = [{"address": address} for address in addresses]
+    return Pool.model_validate({"name": "p", "endpoints": [{"address": "10.0.0.1:80"}], "fallbacks": fallbacks})
+
+
 async def test_an_address_that_goes_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "xds_server")
     port = free_port()
     address = f"127.0.0.1:{port}"
     reach = Reachability()
-    assert address in reach, "nothing is known of it"
-    reach.want({address})
-    await until(lambda: address not in reach)
+    assert reach.is_reachable("p", address), "nothing is known of it"
+    reach.update(pool(address), ())
+    await until(lambda: not reach.is_reachable("p", address))
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", port)
-    await until(lambda: address in reach)
+    await until(lambda: reach.is_reachable("p", address))
     server.close()
     await server.wait_closed()
-    await until(lambda: address not in reach)
+    await until(lambda: not reach.is_reachable("p", address))
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
     await reach.close()
 
@@ -44,17 +50,18 @@ async def test_one_that_takes_no_connection_is_not_waited_for() -> None:
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
         reach = Reachability()
-        reach.want({address})
-        await until(lambda: address not in reach)
-        reach.want(frozenset())
-        assert address in reach, "nothing is known of what is not watched"
+        reach.update(pool(address), ())
+        await until(lambda: not reach.is_reachable("p", address))
+        reach.reconfigure([pool()])
+        assert reach.is_reachable("p", address), "nothing is known of what is not watched"
         await reach.close()
         for filler in fillers:
             filler.close()
 
 
 async def test_a_name_that_does_not_resolve_is_unreachable() -> None:
+    address = "no-such-host.invalid:80"
     reach = Reachability()
-    reach.want({"no-such-host.invalid:80"})
-    await until(lambda: "no-such-host.invalid:80" not in reach)
+    reach.update(pool(address), ())
+    await until(lambda: not reach.is_reachable("p", address))
     await reach.close()

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc.aio
 
@@ -27,7 +27,7 @@ from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMisse
 from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy import Policy, PolicyFile
 from trimtab.policy.deadlines import deadlined
-from trimtab.policy.model import split_host_port
+from trimtab.policy.model import Fallback, Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision, State
 from trimtab.shaping.decision import ClassDecision
 from trimtab.shaping.spill import Spill, can_take, last_resort, takes_over, wants_tries
@@ -48,6 +48,7 @@ from xds_server.snapshot import Resource, SnapshotCache, TypeUrl
 from xds_server.sources.prober import Prober, ReadAnswer
 from xds_server.sources.prometheus import PrometheusSource
 from xds_server.sources.reachability import Reachability
+from xds_server.sources.reader import PoolReader
 from xds_server.sources.scraper import Scraper, new_session
 from xds_server.transport import SERVER_OPTIONS
 
@@ -95,6 +96,7 @@ class ControlPlane:
         self._spills: dict[str, Spill] = defaultdict(Spill)
         self._splits: dict[str, Mapping[str, object]] = {}  # entries of the runtime layer, by pool
         self._retry_limits: dict[str, Mapping[str, int]] = {}  # likewise
+        self._deadlined: frozenset[str] = frozenset()  # pools of the policy in force
         self._heartbeats = Heartbeats()
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
@@ -112,11 +114,10 @@ class ControlPlane:
         self._state.sources = self._discovery.statuses
         self._state.unresolved = self._discovery.unresolved
         self.metrics.registry.register(DiscoveryCollector(self._discovery.statuses))
-        self._prometheus = PrometheusSource(self.observe, self.metrics.queried)
-        self._reachable = Reachability()
+        self._reachability = Reachability()
         self._stack = AsyncExitStack()
-        self._scraper: Scraper
         self._prober: Prober
+        self._readers: Sequence[PoolReader[Any]]
 
     @property
     def policy(self) -> Policy:
@@ -136,12 +137,11 @@ class ControlPlane:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(new_session())
-            self._scraper = Scraper(self.observe, session)
-            stack.push_async_callback(self._scraper.close)
             self._prober = Prober(self.observe, session, _answer_reader(self._policy), self._decision_of)
-            stack.push_async_callback(self._prober.close)
-            stack.push_async_callback(self._prometheus.close)
-            stack.push_async_callback(self._reachable.close)
+            prometheus = PrometheusSource(self.observe, self.metrics.queried)
+            self._readers = (Scraper(self.observe, session), self._prober, prometheus, self._reachability)
+            for reader in self._readers:
+                stack.push_async_callback(reader.close)
             stack.push_async_callback(self._discovery.close)
             stack.callback(self._stop_pools)
             await self._serve_grpc(stack)
@@ -216,6 +216,7 @@ class ControlPlane:
         now = time.time()
         self._policy = self._state.policy = policy
         self._share.limit(policy.ext_proc.cpu_budget_cores, policy.ext_proc.sample_percent)
+        self._deadlined = deadlined(policy.pools)
         wanted = {pool.name: pool for pool in policy.pools}
         for name in self._pools.keys() - wanted.keys():
             self._pools.pop(name).task.cancel()
@@ -232,11 +233,9 @@ class ControlPlane:
                     pool, self._memory.get(name), self._take_decision, self.metrics, self._heartbeats
                 )
         self._discovery.update(policy)
-        self._scraper.reconfigure(policy.pools)
         self._prober.read_answer = _answer_reader(policy)
-        self._prober.reconfigure(policy.pools)
-        self._prometheus.reconfigure(policy.pools)
-        self._reachable.want({each.address for pool in policy.pools for each in pool.fallbacks if each.address})
+        for reader in self._readers:
+            reader.reconfigure(policy.pools)
         self._publish()
         self.metrics.policy_accepted()
 
@@ -244,9 +243,8 @@ class ControlPlane:
         if (pool := self._pools.get(name)) is None:
             return
         pool.set_endpoints(time.time(), endpoints)
-        self._scraper.update(pool.policy, endpoints)
-        self._prober.update(pool.policy, endpoints)
-        self._prometheus.update(pool.policy, endpoints)
+        for reader in self._readers:
+            reader.update(pool.policy, endpoints)
         self._publish()
 
     def _publish(self) -> None:
@@ -298,18 +296,11 @@ class ControlPlane:
         policy = self._pools[decision.pool].policy
         if not policy.fallbacks:
             return
-        takes = []
         others = [self._state.decisions.get(fallback.pool) if fallback.pool else None for fallback in policy.fallbacks]
-        for fallback, other in zip(policy.fallbacks, others, strict=True):
-            below = self._pools[fallback.pool].policy.spill_below if fallback.pool else 0.0
-            if fallback.pool is not None:
-                takes.append(takes_over(other, below))
-            else:
-                takes.append(float(fallback.address is None or fallback.address in self._reachable))
         parts = self._spills[decision.pool].split(
             decision.at,
             can_take(decision, policy.spill_below),
-            takes,
+            [self._takes(policy, *each) for each in zip(policy.fallbacks, others, strict=True)],
             tries=wants_tries(decision),
             rise_per_s=policy.shaping.ramp_points_per_s / 100,
             last_resort=last_resort([decision, *others]),
@@ -321,10 +312,17 @@ class ControlPlane:
             self._splits[decision.pool] = entries
             self._push_runtime()
 
+    def _takes(self, policy: Pool, fallback: Fallback, decision: PoolDecision | None) -> float:
+        """The part, 0..1, that a fallback takes of what comes to it. `decision`: its own, if it is a pool."""
+        if fallback.pool is not None:
+            return takes_over(decision, self._pools[fallback.pool].policy.spill_below)
+        if fallback.address is not None:
+            return float(self._reachability.is_reachable(policy.name, fallback.address))
+        return 1.0
+
     def _limit_retries(self, decision: PoolDecision) -> None:
         """Keep retries of a missed deadline from the endpoint that missed it, where no other takes work."""
-        timed = decision.pool in deadlined(self._policy.pools)
-        limits = retry_limits(self._pools[decision.pool].policy, decision) if timed else {}
+        limits = retry_limits(self._pools[decision.pool].policy, decision) if decision.pool in self._deadlined else {}
         if limits != self._retry_limits.get(decision.pool, {}):
             self._retry_limits[decision.pool] = limits
             self._push_runtime()

@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 
-from trimtab.policy.model import split_host_port
+from trimtab.policy.model import Pool, split_host_port
+from trimtab.pool import EndpointSpec
+from xds_server.sources.reader import PoolReader
 
 log = logging.getLogger(__name__)
 
@@ -12,43 +15,46 @@ _PERIOD_S = 2.0
 _CONNECT_S = 1.0  # as long as Envoy waits for a connection
 
 
-class Reachability:
-    """Connects to each of some addresses every two seconds. One that was not tried yet counts as reachable.
+@dataclass(frozen=True, slots=True)
+class _Fallback:
+    pool: str
+    address: str  # host:port
 
-    Lives on one event loop.
-    """
+    def __str__(self) -> str:
+        return f"connecting to {self.address}"
+
+
+class Reachability(PoolReader[_Fallback]):
+    """Connects to each address among a pool's fallbacks every two seconds."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._unreachable: set[str] = set()
+        super().__init__()
+        self._unreachable: set[_Fallback] = set()
 
-    def want(self, addresses: Set[str]) -> None:
-        """Watch these (`host:port`), and no others."""
-        for address in self._tasks.keys() - addresses:
-            self._tasks.pop(address).cancel()
-            self._unreachable.discard(address)
-        for address in addresses - self._tasks.keys():
-            self._tasks[address] = asyncio.create_task(self._watch(address), name=f"reach {address}")
+    def is_reachable(self, pool: str, address: str) -> bool:
+        """Whether the last attempt made a connection, or none was made yet."""
+        return _Fallback(pool, address) not in self._unreachable
 
-    def __contains__(self, address: str) -> bool:
-        """Whether the last attempt made a connection."""
-        return address not in self._unreachable
+    def _jobs(self, pool: Pool, endpoints: Sequence[EndpointSpec]) -> Set[_Fallback]:
+        return {_Fallback(pool.name, each.address) for each in pool.fallbacks if each.address is not None}
 
-    async def close(self) -> None:
-        """Watch none any more."""
-        tasks = list(self._tasks.values())
-        self.want(frozenset())
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _dropped(self, fallback: _Fallback) -> None:
+        self._unreachable.discard(fallback)
 
-    async def _watch(self, address: str) -> None:
+    async def _run(self, fallback: _Fallback) -> None:
         while True:
-            why = await _try(address)
-            if why and address in self:
-                log.warning("the fallback %s cannot be reached (%s), and gets no work", address, why)
-                self._unreachable.add(address)
-            elif not why and address not in self:
-                log.info("the fallback %s can be reached again", address)
-                self._unreachable.discard(address)
+            why = await _try(fallback.address)
+            if why and fallback not in self._unreachable:
+                log.warning(
+                    "pool %s: its fallback %s cannot be reached (%s), and gets no work",
+                    fallback.pool,
+                    fallback.address,
+                    why,
+                )
+                self._unreachable.add(fallback)
+            elif not why and fallback in self._unreachable:
+                log.info("pool %s: its fallback %s can be reached again", fallback.pool, fallback.address)
+                self._unreachable.discard(fallback)
             await asyncio.sleep(_PERIOD_S)
 
 

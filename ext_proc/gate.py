@@ -126,12 +126,12 @@ def too_late() -> pb.ProcessingResponse:
 
 def _ended(status: int, reason: str, message: str) -> pb.ProcessingResponse:
     """Ends the request with words of ours, which Envoy puts into the shape of the API that was asked."""
-    headers = pb.HeaderMutation()
-    option = headers.set_headers.add()
-    option.header.key, option.header.raw_value = REASON_HEADER, reason.encode()
     return pb.ProcessingResponse(
         immediate_response=pb.ImmediateResponse(
-            status=HttpStatus(code=status), headers=headers, body=message.encode(), details="first_token"
+            status=HttpStatus(code=status),
+            headers=_mutation({REASON_HEADER: reason}, retry=False),
+            body=message.encode(),
+            details="first_token",
         )
     )
 

@@ -6,13 +6,14 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
+from google.protobuf.struct_pb2 import Value
 
 from ext_proc.close_look import CloseLook
 from ext_proc.gate import GONE, LATE, Meetings, Refusal, mark, settle, too_late
@@ -204,9 +205,15 @@ async def _next_piece(stream: grpc.aio.ServicerContext) -> pb.HttpBody | None:
     return None if message is grpc.aio.EOF else message.response_body
 
 
+def _attributes(message: pb.ProcessingRequest) -> Mapping[str, Value]:
+    """Of a stream's first message. One that Envoy did not send is empty."""
+    fields: Mapping[str, Value] = message.attributes[_ATTRIBUTES].fields
+    return fields
+
+
 def _attempt(message: pb.ProcessingRequest) -> Attempt:
     """Which attempt a stream is about, from its first message. Raises ValueError if that does not say."""
-    fields = message.attributes[_ATTRIBUTES].fields
+    fields = _attributes(message)
     attempt = Attempt(
         pool=pool_of_cluster(fields["xds.cluster_name"].string_value),
         address=fields["upstream.address"].string_value,
@@ -220,23 +227,23 @@ def _attempt(message: pb.ProcessingRequest) -> Attempt:
 
 def _hedge(message: pb.ProcessingRequest) -> Hedge | None:
     """How the request is hedged, as its route says."""
-    return hedge_of_route(message.attributes[_ATTRIBUTES].fields["xds.route_name"].string_value)
+    return hedge_of_route(_attributes(message)["xds.route_name"].string_value)
 
 
 def _asked_pool(message: pb.ProcessingRequest) -> str:
-    return pool_of_route(message.attributes[_ATTRIBUTES].fields["xds.route_name"].string_value)
+    return pool_of_route(_attributes(message)["xds.route_name"].string_value)
 
 
 def _attempts(message: pb.ProcessingRequest) -> int:
     """How many attempts the request has had, this one too."""
-    return int(message.attributes[_ATTRIBUTES].fields["upstream.request_attempt_count"].number_value)
+    return int(_attributes(message)["upstream.request_attempt_count"].number_value)
 
 
 def _hedge_in_s(message: pb.ProcessingRequest, now: float) -> float:
     """How soon the request may have two attempts; infinity: never."""
     if (hedge := _hedge(message)) is None:
         return math.inf
-    requested_at = message.attributes[_ATTRIBUTES].fields["request.time"].string_value
+    requested_at = _attributes(message)["request.time"].string_value
     return datetime.fromisoformat(requested_at).timestamp() + hedge.from_ms / 1000 - now if requested_at else -math.inf
 
 

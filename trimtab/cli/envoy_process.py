@@ -11,7 +11,7 @@ import aiohttp
 
 from trimtab.cli.child import tied
 from trimtab.cli.errors import PartFailedError
-from trimtab.cli.listening import reach
+from trimtab.cli.listening import takes_connections
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class EnvoyProcess:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    serves = await self._is_ready() and await _takes_connections(listen)
+                    serves = await self._is_ready() and await takes_connections(listen)
                     if why := refusal():
                         raise EnvoyFailedError(self._say(f"Envoy does not serve on {listen}: it refuses {why}"))
                     if serves:
@@ -167,15 +167,6 @@ class EnvoyProcess:
             ", having logged:" if self._last_lines else '; it logged nothing (that would be above, as "envoy: ...")'
         )
         return "\n".join([what + logged, *self._last_lines])
-
-
-async def _takes_connections(address: str) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(*reach(address))
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 def _end(code: int) -> str:

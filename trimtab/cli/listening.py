@@ -1,5 +1,6 @@
 """Binding our services to the policy's addresses, with errors for people."""
 
+import asyncio
 import errno
 import socket
 from pathlib import Path
@@ -79,6 +80,16 @@ def reach(address: str) -> tuple[str, int]:
     """The host and port at which this machine reaches what listens at `address`, be it on all addresses."""
     host, port = split_host_port(address)
     return _ANY.get(host, host), port
+
+
+async def takes_connections(address: str) -> bool:
+    """Whether anything listens at `address`."""
+    try:
+        _, writer = await asyncio.open_connection(*reach(address))
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def free_port() -> int:

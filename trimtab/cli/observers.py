@@ -15,10 +15,9 @@ from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
 from trimtab.cli.child import tied
 from trimtab.cli.errors import PartFailedError
-from trimtab.cli.listening import CannotListenError, ensure_free
+from trimtab.cli.listening import CannotListenError, ensure_free, takes_connections
 from trimtab.fleet.observation import Observation
 from trimtab.policy import Policy
-from trimtab.policy.model import split_host_port
 from trimtab.v1.feedback_pb2 import PoolStates
 
 log = logging.getLogger(__name__)
@@ -126,17 +125,12 @@ class Workers:
 
     async def _wait_listening(self) -> None:
         """What Envoy serves before anyone observes is not seen."""
-        host, port = split_host_port(self._address)
         try:
             async with asyncio.timeout(_START_S):
                 while True:
-                    try:
-                        _, writer = await asyncio.open_connection(host, port)
-                    except OSError:
-                        await asyncio.sleep(0.05)
-                    else:
-                        writer.close()
+                    if await takes_connections(self._address):
                         return
+                    await asyncio.sleep(0.05)
         except TimeoutError:
             raise PartFailedError(f"no ext_proc worker listened on {self._address} within {_START_S:g} s") from None
 

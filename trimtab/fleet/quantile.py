@@ -1,6 +1,7 @@
 """A quantile of the last minute in constant memory."""
 
 from array import array
+from collections.abc import Sequence
 from itertools import accumulate, chain
 from math import fsum
 
@@ -52,17 +53,14 @@ class SlidingQuantile:
 
     def highest(self, now: float) -> float | None:
         """The largest sample in the window; None if there is none."""
-        oldest = int(now // self._slot_s) - _SLOTS + 1
-        self._drop_before(oldest)
-        fresh = self._fresh if self._slot >= oldest else ()
+        fresh = self._expire(now)
         return max(chain((packed[1] for _, packed in self._digests), fresh), default=None)
 
     def _compute(self, now: float) -> float | None:
-        oldest = int(now // self._slot_s) - _SLOTS + 1
-        self._drop_before(oldest)
+        fresh = self._expire(now)
         digests = [_unpacked(packed) for _, packed in self._digests]
-        if self._fresh and self._slot >= oldest:
-            digests.append(TDigest.from_values(self._fresh, max_centroids=_CENTROIDS))
+        if fresh:
+            digests.append(TDigest.from_values(fresh, max_centroids=_CENTROIDS))
         return float(merge_all(digests).quantile(self._q)) if digests else None
 
     def _advance(self, slot: int) -> None:
@@ -70,6 +68,12 @@ class SlidingQuantile:
             self._digest()
         self._slot = slot
         self._drop_before(slot - _SLOTS + 1)
+
+    def _expire(self, now: float) -> Sequence[float]:
+        """Drop the digests that have left the window, and return what is in it of the samples that are in none."""
+        oldest = int(now // self._slot_s) - _SLOTS + 1
+        self._drop_before(oldest)
+        return self._fresh if self._slot >= oldest else ()
 
     def _drop_before(self, oldest: int) -> None:
         while self._digests and self._digests[0][0] < oldest:

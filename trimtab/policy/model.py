@@ -31,6 +31,7 @@ from trimtab.policy.types import FilePath, MetricText, Port, text_schema
 from trimtab.policy.words import quoted, shown
 from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring import ScoringPolicy, default_scoring, make_law
+from trimtab.scoring.numbers import Positive, Share
 from trimtab.strict import Flaw, Strict
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
@@ -182,8 +183,6 @@ Name = Annotated[str, AfterValidator(_name), text_schema("llama-70b", f"^{_NAME.
 UrlPath = Annotated[str, AfterValidator(_path), text_schema("/metrics", f"^{_PATH.pattern}$")]
 Origin = Annotated[str, AfterValidator(_origin), text_schema("https://chat.example.com", f"^({_ORIGIN.pattern})$")]
 Glob = Annotated[str, Field(min_length=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Percent = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 

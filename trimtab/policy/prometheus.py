@@ -15,6 +15,7 @@ from trimtab.policy.promql import selectors
 from trimtab.policy.trust import trust_flaws
 from trimtab.policy.types import BaseUrl, FilePath, text_schema
 from trimtab.policy.words import listed, quoted
+from trimtab.scoring.numbers import Positive
 from trimtab.strict import Flaw, Strict
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -188,7 +189,7 @@ class Prometheus(Strict):
     timeout_ms: Annotated[int, Field(ge=50, le=60_000)] = Field(
         2000, description="An answer that takes longer is given up."
     )
-    stale_after_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    stale_after_s: Positive = Field(
         60,
         description="A value is unknown once the newest sample behind it is older, by the server's clock. "
         "At least twice its scrape_interval.",

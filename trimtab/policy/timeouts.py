@@ -1,27 +1,26 @@
 """How long a request may be silent, and how long it may last, in each pool."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from trimtab.scoring.numbers import Positive
 from trimtab.strict import Flaw, Strict
 
 if TYPE_CHECKING:
     from trimtab.policy.model import Listen, Pool
 
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
 
 class Timeouts(Strict):
     """A pool's own limits, in place of those under `listen`. They are for new requests: what runs keeps its own."""
 
-    stream_idle_s: _Seconds | None = Field(
+    stream_idle_s: Positive | None = Field(
         None,
         description="A stream silent for so long is ended. Behind the gate, more than its first-token deadline. null: "
         "listen.stream_idle_timeout_s.",
     )
-    max_stream_s: _Seconds | None = Field(
+    max_stream_s: Positive | None = Field(
         None, description="The longest a request may take in all. null: listen.max_stream_s."
     )
 

@@ -11,11 +11,11 @@ from pydantic import Field, ValidationError
 
 from trimtab.policy.document import Document
 from trimtab.policy.load import read_policy
-from trimtab.policy.model import Positive
 from trimtab.policy.problem import Path as Place
 from trimtab.policy.problem import PolicyError, Problem
 from trimtab.policy.schema import wanted
 from trimtab.policy.words import quoted, shown
+from trimtab.scoring.numbers import Positive
 from trimtab.sim.kinds import KINDS, EngineKind
 from trimtab.strict import Flaw, FlawedError, Strict
 

@@ -3,14 +3,14 @@
 import asyncio
 import json
 import time
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import pytest
 
 from tests.harness import until
 from trimtab.sim import words
-from trimtab.sim.faults import Fault, FaultInForce
+from trimtab.sim.faults import Fault, FaultInForce, NoOutput
 from trimtab.sim.http import EngineServer
 
 CHAT = "/v1/chat/completions"
@@ -137,6 +137,109 @@ async def test_an_error_event_in_a_200(engine: EngineServer, http: aiohttp.Clien
     assert (await ask(http))[0] == 500
 
 
+JSON = "application/json"
+EVENTS = "text/event-stream; charset=utf-8"
+# Each answer of `no_output`: its status, content type (None: no such header) and body (None: see below).
+WITHOUT_OUTPUT: dict[str, tuple[int, str | None, str | None]] = {
+    "json_error": (200, JSON, None),
+    "not_found": (404, JSON, None),
+    "unauthorized": (401, JSON, '{"error":"Unauthorized"}'),
+    "forbidden": (403, JSON, '{"error":"Forbidden"}'),
+    "bad_request": (400, JSON, None),
+    "html": (200, "text/html; charset=utf-8", None),
+    "done_alone": (200, EVENTS, "data: [DONE]\n\n"),
+    "empty_stream": (200, EVENTS, ""),
+    "no_content": (204, None, ""),
+    "redirect": (307, None, ""),
+    "wrong_type": (200, "text/plain; charset=utf-8", "ok"),
+    "truncated_json": (200, JSON, None),
+    "empty_json": (200, JSON, "{}"),
+    "foreign_json": (200, JSON, '{"status":"ok"}'),
+}
+
+
+def test_every_answer_without_output_is_tested() -> None:
+    assert WITHOUT_OUTPUT.keys() == set(get_args(NoOutput))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/messages"])
+@pytest.mark.parametrize("answer", WITHOUT_OUTPUT)
+async def test_an_answer_without_output(
+    answer: str, path: str, stream: bool, engine: EngineServer, http: aiohttp.ClientSession
+) -> None:
+    await put(http, kind="no_output", answer=answer)
+    async with http.post(path, json=chat(prompt="hello", stream=stream), allow_redirects=False) as response:
+        text = await response.text()
+    status, content_type, body = WITHOUT_OUTPUT[answer]
+    assert (response.status, response.headers.get("content-type")) == (status, content_type)
+    assert body in (None, text)
+    if content_type == EVENTS:
+        assert response.headers["transfer-encoding"] == "chunked"
+    elif status != 204:
+        assert response.headers["content-length"] == str(len(text))
+    assert response.headers.get("location") == (f"{path}/" if answer == "redirect" else None)
+    attempt = last(engine)
+    assert (attempt["fault"], attempt["status"], attempt["how"]) == ("no_output", status, "cut_short")
+    assert (attempt["streamed"], attempt["tokens"], attempt["first_token_at"]) == (stream, 0, None)
+    assert engine.engine.generated_tokens == 0
+    await put(http, kind="none")
+    async with http.post(path, json=chat(prompt="hello", stream=stream)) as response:
+        assert (response.status, response.content_type) == (200, "text/event-stream" if stream else JSON)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "type_", "message"),
+    [
+        ("json_error", 500, "InternalServerError", "EngineCore encountered an issue."),
+        ("not_found", 404, "NotFoundError", "The model `tiny` does not exist."),
+        ("bad_request", 400, "BadRequestError", "As of transformers v4.44, default chat template is no longer"),
+    ],
+)
+async def test_errors_without_output_are_in_the_words_of_each_api(
+    answer: str, code: int, type_: str, message: str, http: aiohttp.ClientSession
+) -> None:
+    await put(http, kind="no_output", answer=answer)
+    error = json.loads((await ask(http))[1])["error"]
+    assert (error["code"], error["type"], error["message"][: len(message)]) == (code, type_, message)
+    async with http.post("/v1/messages", json=chat()) as response:
+        anthropic = await response.json()
+    assert anthropic == {"type": "error", "error": {"type": type_, "message": error["message"]}}
+
+
+async def test_pages_and_halves_without_output(http: aiohttp.ClientSession) -> None:
+    await put(http, kind="no_output", answer="html")
+    assert (await ask(http))[1].startswith("<!DOCTYPE html>")
+    await put(http, kind="no_output", answer="truncated_json")
+    for stream in (False, True):
+        half = (await ask(http, stream=stream))[1]
+        assert '"object":"chat.completion"' in half
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(half)
+
+
+@pytest.mark.parametrize("answer", WITHOUT_OUTPUT)
+async def test_pages_go_on_while_there_is_no_output(answer: str, http: aiohttp.ClientSession) -> None:
+    async def pages() -> list[tuple[int, str]]:
+        return [await page(path) for path in ("/health", "/v1/models", "/metrics")]
+
+    async def page(path: str) -> tuple[int, str]:
+        async with http.get(path) as response:
+            return response.status, (await response.text())[:20]
+
+    before = await pages()
+    await put(http, kind="no_output", answer=answer)
+    assert await pages() == before
+    assert [status for status, _ in before] == [200, 200, 200]
+
+
+async def test_a_share_goes_without_output_and_an_error_is_the_default(http: aiohttp.ClientSession) -> None:
+    await put(http, kind="no_output", share=0.5)
+    answers = [json.loads((await ask(http, max_tokens=1))[1]) for _ in range(4)]
+    assert ["error" in answer for answer in answers] == [False, True, False, True]
+    assert ["choices" in answer for answer in answers] == [True, False, True, False]
+
+
 async def test_pings_come_before_the_role_and_the_role_before_the_token(
     engine: EngineServer, http: aiohttp.ClientSession
 ) -> None:
@@ -245,6 +348,8 @@ def test_a_share_is_struck_evenly() -> None:
         ('{"kind":"slow","speed":3}', "speed"),
         ('{"kind":"slow","after_tokens":3}', "after_tokens belongs to die_mid_stream"),
         ('{"kind":"mute","share":0.5}', "no share"),
+        ('{"kind":"error_500","answer":"html"}', "answer belongs to no_output"),
+        ('{"kind":"no_output","answer":"silence"}', "answer"),
         ('{"kind":"error_500","share":0}', "share"),
         ('{"kind":"error_500","for_s":-1}', "for_s"),
         ("[]", "valid dictionary"),

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -23,7 +23,25 @@ Kind = Literal[
     "reset_before_headers",  # the connection is reset
     "error_event",  # 200, and the first event is an error; 500 if not streamed
     "error_500",  # what vLLM says while it drains
+    "no_output",  # `answer` comes at once, in good order, and nothing is generated
     "mute",  # /health and /metrics answer, with frozen values; nothing is generated
+]
+
+NoOutput = Literal[
+    "json_error",  # 200, and the body is an error
+    "not_found",  # 404: the engine serves another model
+    "unauthorized",  # 401
+    "forbidden",  # 403
+    "bad_request",  # 400: the engine's chat template is missing, so no chat would do
+    "html",  # 200, the page of another service
+    "done_alone",  # 200, a stream of nothing but its end mark
+    "empty_stream",  # 200, a stream without a byte
+    "no_content",  # 204
+    "redirect",  # 307, to the same path with a slash at its end
+    "wrong_type",  # 200, plain text
+    "truncated_json",  # 200, the first half of an answer; the transfer itself is whole
+    "empty_json",  # 200, an empty object
+    "foreign_json",  # 200, JSON of another service
 ]
 
 # The faults that are nothing but an error answer.
@@ -47,6 +65,35 @@ QUOTA: Final[Mapping[str, Failure]] = {
     ),
 }
 
+
+class Page(NamedTuple):
+    """A whole answer that depends on no request."""
+
+    status: int
+    content_type: str
+    body: str
+
+
+# The `no_output` answers that say nothing of the request. The first is what vLLM says without its API key.
+PAGES: Final[Mapping[str, Page]] = {
+    "unauthorized": Page(401, "application/json", '{"error":"Unauthorized"}'),
+    "forbidden": Page(403, "application/json", '{"error":"Forbidden"}'),
+    "html": Page(
+        200,
+        "text/html; charset=utf-8",
+        "<!DOCTYPE html>\n<html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>\n",
+    ),
+    "wrong_type": Page(200, "text/plain; charset=utf-8", "ok"),
+    "empty_json": Page(200, "application/json", "{}"),
+    "foreign_json": Page(200, "application/json", '{"status":"ok"}'),
+}
+NO_TEMPLATE: Final = Failure(
+    400,
+    "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the "
+    "tokenizer does not define one.",
+    "BadRequestError",
+)
+
 _PARAMETERS: Final = {
     "factor": ("slow",),
     "seconds": ("ping_first",),
@@ -54,6 +101,7 @@ _PARAMETERS: Final = {
     "after_tokens": ("die_mid_stream", "end_mid_stream", "stall_mid_stream"),
     "shape": ("quota_429",),
     "retry_after_s": ("quota_429",),
+    "answer": ("no_output",),
 }
 
 _Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -71,6 +119,7 @@ class Fault(Strict):
     after_tokens: Annotated[int, Field(ge=1)] = 5
     shape: Literal["openai", "litellm"] = "openai"
     retry_after_s: _Positive | None = None
+    answer: NoOutput = "json_error"
 
     def flaws(self) -> Iterable[Flaw]:
         """Parameters that have no meaning for the kind."""

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from trimtab.sim.answers import DIALECTS, DONE, VERSION, Dialect, compact, error_event
 from trimtab.sim.attempts import Attempt, AttemptLog, End
 from trimtab.sim.batching import Refusal
-from trimtab.sim.faults import ANSWERS, QUOTA, Fault, FaultInForce
+from trimtab.sim.faults import ANSWERS, NO_TEMPLATE, PAGES, QUOTA, Fault, FaultInForce, NoOutput
 from trimtab.sim.kinds import EngineKind
 from trimtab.sim.live import LiveEngine
 from trimtab.sim.replies import Reply, StreamedReply, frame
@@ -137,16 +137,16 @@ class EngineServer:
         attempt.streamed = generation.stream
         attempt.prompt_tokens = generation.prompt_tokens
         attempt.output_tokens = answer.output_tokens
+        reply = StreamedReply(answer, attempt) if generation.stream else Reply(answer, attempt)
         fault = self._strike(attempt)
         if fault is not None:
-            response = await self._strike_before_headers(fault, dialect, request, attempt)
+            response = await self._strike_before_headers(fault, dialect, request, reply)
             if response is not None:
                 return response
         refusal = self.engine.refusal()
         if refusal is not None:
             failure = BUSY if refusal is Refusal.QUEUED_REQS else BACKLOG
             return self._fail(dialect, attempt, failure, "refused")
-        reply = StreamedReply(answer, attempt) if generation.stream else Reply(answer, attempt)
         sequences = self.engine.submit(generation.prompt_tokens, reply.choices)
         try:
             if isinstance(reply, StreamedReply):
@@ -236,10 +236,10 @@ class EngineServer:
         return fault
 
     async def _strike_before_headers(
-        self, fault: FaultInForce, dialect: Dialect, request: web.Request, attempt: Attempt
+        self, fault: FaultInForce, dialect: Dialect, request: web.Request, reply: Reply
     ) -> web.StreamResponse | None:
         """Do what the fault does before an answer begins; None if the request goes on from there."""
-        kind = fault.fault.kind
+        kind, attempt = fault.fault.kind, reply.attempt
         match kind:
             case "hang_before_headers":
                 await fault.over.wait()
@@ -258,7 +258,41 @@ class EngineServer:
                 _writer(request)(frame(error_event(DEAD)) + frame(DONE))
                 attempt.end("error_event")
                 return response
+            case "no_output":
+                return await self._answer_without_output(fault.fault.answer, dialect, request, reply)
         return None
+
+    async def _answer_without_output(
+        self, what: NoOutput, dialect: Dialect, request: web.Request, reply: Reply
+    ) -> web.StreamResponse:
+        attempt = reply.attempt
+        if what in ("done_alone", "empty_stream"):
+            stream = await self._open_stream(request, attempt)
+            if what == "done_alone":
+                _writer(request)(frame(DONE))
+            attempt.end("cut_short")
+            return stream
+        match what:
+            case "json_error":
+                response = _json(dialect.error_body(DEAD))
+            case "not_found":
+                unknown = Failure(404, f"The model `{self.model}` does not exist.", "NotFoundError", "model")
+                response = _json(dialect.error_body(unknown), status=404)
+            case "bad_request":
+                response = _json(dialect.error_body(NO_TEMPLATE), status=400)
+            case "no_content":
+                response = web.Response(status=204)
+            case "redirect":
+                response = web.Response(status=307, headers={"location": f"{dialect.path}/"})
+            case "truncated_json":
+                whole = compact(reply.answer.whole(reply.texts())).encode()
+                response = web.Response(body=whole[: len(whole) // 2], content_type="application/json")
+            case _:
+                status, content_type, body = PAGES[what]
+                response = web.Response(status=status, headers={"content-type": content_type}, body=body.encode())
+        attempt.send_header(response.status)
+        attempt.end("cut_short")
+        return response
 
     def _fail(
         self,

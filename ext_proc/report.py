@@ -13,6 +13,7 @@ import grpc
 
 from trimtab.codec import to_proto
 from trimtab.fleet.observation import Observation
+from trimtab.grpc_channel import own_channel
 from trimtab.v1 import feedback_pb2 as pb
 from trimtab.v1.feedback_pb2_grpc import FeedbackStub
 
@@ -24,12 +25,6 @@ _COUNTERS_S = 0.5  # the counters are sent at least so often
 _SILENCE_S = 10.0  # every message is acknowledged: a control plane that is silent for so long is gone
 _FIRST_PAUSE_S = 0.1  # before a new connection; doubled each time
 _LONGEST_PAUSE_S = 2.0
-
-_CHANNEL_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
-]
 
 
 class Reporter:
@@ -124,7 +119,7 @@ class Reporter:
             logger.warning("%d observations were not delivered", len(self._buffer))
 
     async def _run(self) -> None:
-        async with grpc.aio.insecure_channel(self._target, options=_CHANNEL_OPTIONS) as channel:
+        async with own_channel(self._target) as channel:
             stub = FeedbackStub(channel)  # type: ignore[no-untyped-call]
             while True:
                 reason = await self._exchange(stub)

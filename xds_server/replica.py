@@ -9,6 +9,7 @@ import grpc.aio
 from envoy.service.discovery.v3.ads_pb2_grpc import AggregatedDiscoveryServiceStub
 from envoy.service.discovery.v3.discovery_pb2 import DeltaDiscoveryRequest, DeltaDiscoveryResponse
 
+from trimtab.grpc_channel import own_channel
 from xds_server.nack import one_line
 from xds_server.snapshot import TypeUrl
 from xds_server.subscription import WILDCARD
@@ -21,9 +22,6 @@ USER_AGENT = "trimtab-standby"
 _PAUSE_S = 0.5
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
     # A server that is stopped, or whose machine is gone, is noticed.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -58,7 +56,7 @@ class Replica:
 
     async def follow(self) -> None:
         """Keep the copy up to date, over as many connections as it takes, until cancelled."""
-        async with grpc.aio.insecure_channel(self._target, options=_CHANNEL_OPTIONS) as channel:
+        async with own_channel(self._target, *_CHANNEL_OPTIONS) as channel:
             stub = AggregatedDiscoveryServiceStub(channel)
             while True:
                 try:

@@ -19,11 +19,12 @@ from trimtab.cli.local_stack import on_free_ports
 
 
 class Process:
-    """A child of the test, ended by its pid. Its standard error is kept in a file."""
+    """A child of the test, ended by its pid. Its standard error is kept in a file. `env` is beside the test's own."""
 
-    def __init__(self, *command: str, log: Path) -> None:
+    def __init__(self, *command: str, log: Path, env: Mapping[str, str] = {}) -> None:
         self._command = command
         self._log = log
+        self._env = env
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -33,7 +34,7 @@ class Process:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "COLUMNS": "200"},
+                env={**os.environ, "COLUMNS": "200", **self._env},
             )
 
     @property
@@ -113,7 +114,9 @@ class Engines(Process):
 class Trimtab(Process):
     """One `trimtab` command with a policy of its own on free ports."""
 
-    def __init__(self, folder: Path, command: str, policy: Mapping[str, Any], *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, command: str, policy: Mapping[str, Any], *arguments: str, env: Mapping[str, str] = {}
+    ) -> None:
         self.policy = dict(policy)
         self.policy_file = folder / "policy.yaml"
         self.write_policy()
@@ -122,6 +125,7 @@ class Trimtab(Process):
         super().__init__(
             *(sys.executable, "-m", "trimtab.cli", command, "-p", str(self.policy_file), *arguments),
             log=folder / f"trimtab-{command}.log",
+            env=env,
         )
 
     def write_policy(self) -> None:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 Report = Callable[[Sequence[Observation]], None]
 
+_LONGEST_PATH = 128  # characters: an API's path is shorter, and what a stranger sends is kept for a while
+
 _STREAMED = {Asked.STREAM: True, Asked.UNARY: False, Asked.UNKNOWN: None}
 
 
@@ -90,6 +92,7 @@ def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEn
         case data.AccessLogType.UpstreamEnd if _was_tried(common):
             started_at = _seconds(common.start_time)
             first_byte_us = common.custom_tags.get(FIRST_BYTE_TAG)
+            content_type = media_type(entry.response.response_headers.get("content-type", ""))
             return AttemptEnded(
                 at=started_at + _seconds(common.duration),
                 pool=pool_of_cluster(common.upstream_cluster),
@@ -98,11 +101,14 @@ def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEn
                 started_at=started_at,
                 status=entry.response.response_code.value,
                 outcome=_outcome(entry),
-                streamed=_is_event_stream(entry.response.response_headers.get("content-type", "")),
+                streamed=content_type == "text/event-stream",
                 first_byte_s=int(first_byte_us) / 1e6 if first_byte_us else None,
                 prompt_bytes=_content_length(entry),
                 # In the upstream log the two directions are swapped: this is what came from the endpoint.
                 body_bytes=entry.request.request_body_bytes,
+                content_type=content_type,
+                path=entry.request.path.partition("?")[0][:_LONGEST_PATH],
+                caller=common.downstream_remote_address.socket_address.address,
             )
     return None
 
@@ -130,8 +136,9 @@ def _outcome(entry: data.HTTPAccessLogEntry) -> Outcome:
     return Outcome.ABORTED
 
 
-def _is_event_stream(content_type: str) -> bool:
-    return content_type.partition(";")[0].strip().lower() == "text/event-stream"
+def media_type(content_type: str) -> str:
+    """A content type without its parameters, in lower case."""
+    return content_type.partition(";")[0].strip().lower()
 
 
 def _content_length(entry: data.HTTPAccessLogEntry) -> int | None:

@@ -7,7 +7,7 @@ _REASONING = ("reasoning_content", "reasoning", "reasoning_details")
 _OTHER_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 _NATIVE_TEXTS = ("content", "text", "text_output")  # llama.cpp /completion, SGLang /generate, Triton
 _NATIVE_KEYS = frozenset({*_NATIVE_TEXTS, "token", "generated_text", "meta_info", "stop", "usage"})
-_GAVE_UP = ("error", "abort")  # reasons to finish that are the engine's, not the answer's
+GAVE_UP = ("error", "abort")  # reasons to finish that are the engine's, not the answer's
 _TYPES = ("message", "content_block", "ping", "error", "response.")  # what types of events begin with
 _MAX_CHOICES = 128  # of one answer that are told apart
 
@@ -57,7 +57,7 @@ class Interpreter:
             index = index if isinstance(index, int) else 0
             if reason:
                 finished = True
-                failed = failed or reason in _GAVE_UP
+                failed = failed or reason in GAVE_UP
                 self._open_choices.discard(index)
             elif len(self._open_choices) < _MAX_CHOICES:
                 self._open_choices.add(index)
@@ -114,7 +114,7 @@ def _read_native(event: Mapping[str, Any]) -> Meaning:
         texts.append(token.get("text"))
     meta = event.get("meta_info")
     reason = meta.get("finish_reason") if isinstance(meta, dict) else None
-    gave_up = isinstance(reason, dict) and reason.get("type") in _GAVE_UP
+    gave_up = isinstance(reason, dict) and reason.get("type") in GAVE_UP
     return Meaning(
         token=any(isinstance(text, str) and text for text in texts),
         done=bool(reason) or event.get("stop") is True or isinstance(event.get("generated_text"), str),

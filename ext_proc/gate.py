@@ -86,7 +86,7 @@ class Refusal:
                 error = read_error_body(opening.data)
                 code = 429 if opening.verdict is Verdict.QUOTA else _status(error.value("code"))
                 return cls(code, opening.verdict, _as_error(opening.data, error.text, code))
-            case OpeningKind.EMPTY:
+            case OpeningKind.EMPTY | OpeningKind.NO_OUTPUT:
                 return cls(503, opening.verdict, _as_error(b"", _EMPTY, 503), is_said=False)
         return None
 

@@ -25,6 +25,12 @@ _SAVED = 10.0
 _BEFORE_HEDGES_S = 0.5
 
 
+# Statuses of answers that are the caller's doing as a rule.
+_OF_THE_CALLER = frozenset({400, 413, 414, 415, 422})
+_LATELY_S = 60.0
+_REMEMBERED = 1024  # endpoints of a pool
+
+
 class _Endpoints(NamedTuple):
     """Addresses of a pool's endpoints."""
 
@@ -48,6 +54,7 @@ class RetryAdvice:
         self._former: dict[str, Retries] = {}  # of the policy before: a request keeps the route that it was given
         self._endpoints: dict[str, _Endpoints] = {}
         self._saved: dict[str, float] = defaultdict(float)
+        self._without_output: dict[tuple[str, int], dict[str, float]] = {}  # when each endpoint gave such an answer
         self.take_policy(pools)
 
     def take_policy(self, pools: Iterable[Pool]) -> None:
@@ -56,6 +63,8 @@ class RetryAdvice:
         self._retries = {pool.name: pool.retries for pool in pools}
         for name in self._saved.keys() - self._retries.keys() - self._former.keys():
             del self._saved[name]
+        known = self._retries.keys() | self._former.keys()
+        self._without_output = {key: given for key, given in self._without_output.items() if key[0] in known}
 
     def take_states(self, states: pb.PoolStates) -> None:
         """Take in what the control plane does with the endpoints of all pools."""
@@ -96,6 +105,24 @@ class RetryAdvice:
         if endpoints is None or endpoints.given_work - {address}:
             return True
         return bool(endpoints.taking - {address}) and self._spend(pool)
+
+    def is_worth_another(self, now: float, pool: str, address: str, status: int, hedge_in_s: float = inf) -> bool:
+        """Whether to retry an answer without output that the endpoint at `address` gave at `now` with `status`.
+
+        It is unless the other endpoints gave such an answer lately: then it is the caller's doing. Of a status that
+        mostly is, one other endpoint is enough.
+        """
+        given = self._without_output.setdefault((pool, status), {})
+        given[address] = now
+        if len(given) > _REMEMBERED:
+            del given[next(iter(given))]
+        if hedge_in_s < _BEFORE_HEDGES_S:
+            return False
+        others_gave = {other for other, at in given.items() if other != address and now - at < _LATELY_S}
+        if status in _OF_THE_CALLER and others_gave:
+            return False
+        endpoints = self._endpoints.get(pool)
+        return endpoints is None or bool(endpoints.given_work - {address} - others_gave)
 
     def _retries_of(self, pool: str) -> Retries | None:
         return self._retries.get(pool) or self._former.get(pool)

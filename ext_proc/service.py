@@ -15,15 +15,18 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from google.protobuf.struct_pb2 import Value
 
+from ext_proc.access_log import media_type
 from ext_proc.close_look import CloseLook
 from ext_proc.gate import GONE, LATE, Meetings, Refusal, mark, settle, too_late
 from ext_proc.quiet_log import QuietLog
 from ext_proc.request_clock import RequestClock
 from ext_proc.retries import RetryAdvice
+from ext_proc.unary import UnaryWatch, observation_of, read_unary
 from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
-from trimtab.datapath import ROLE_HEADER, Hedge, Role, hedge_of_route, pool_of_cluster, pool_of_route
-from trimtab.fleet.observation import Observation, Rejected, Verdict
+from trimtab.datapath import ERROR_STATUS, ROLE_HEADER, Hedge, Role, hedge_of_route, pool_of_cluster, pool_of_route
+from trimtab.fleet.judgement import is_json
+from trimtab.fleet.observation import AnswerRead, Observation, Output, Rejected, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -110,9 +113,17 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
             self.counters.gated[GONE] += 1
             raise
         self.counters.gated[opening.kind] += 1
-        if (refusal := Refusal.of(opening)) is not None:
+        if (refusal := Refusal.of(opening)) is None:
+            return
+        if opening.kind is OpeningKind.NO_OUTPUT:
+            if self._is_worth_another(message, attempt, 200):
+                await _write(stream, refusal.retried())
+            return  # else the client gets the answer as it is
+        if refusal.verdict is Verdict.UNKNOWN:
+            retry = self._is_worth_another(message, attempt, refusal.status)
+        else:
             retry = self._is_worth_a_retry(message, attempt, refusal.status, refusal.verdict)
-            await _write(stream, refusal.retried() if retry else refusal.told())
+        await _write(stream, refusal.retried() if retry else refusal.told())
 
     async def _watch(self, stream: grpc.aio.ServicerContext, *, gated: bool) -> None:
         message = await stream.read()
@@ -122,9 +133,13 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         attempt, headers = _attempt(message), _headers(message.response_headers)
         if headers.get(":status") != "200":
             return
-        whole = self.close_look.wants(attempt)
-        self.counters.read_whole += whole
-        watch = StreamWatch(attempt, headers, self.rejections, whole=whole)
+        watch: StreamWatch | UnaryWatch
+        if is_json(media_type(headers.get("content-type", ""))):
+            watch = UnaryWatch(attempt, headers, self.rejections)
+        else:
+            whole = self.close_look.wants(attempt)
+            self.counters.read_whole += whole
+            watch = StreamWatch(attempt, headers, self.rejections, whole=whole)
         opening = self._meetings.meet(attempt) if gated else None
         try:
             if message.response_headers.end_of_stream:
@@ -163,14 +178,23 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
                 end = piece.end_of_stream
         finally:
             # Envoy stops waiting, or we do: then what is here must do.
-            rejected = self._judge(attempt, headers, bytes(body))
-            self._report([rejected])
-        retry = self._is_worth_a_retry(first, attempt, rejected.status, rejected.verdict)
-        await _write(stream, mark(retry=retry))
+            is_whole = await_body and (end or headers.get("content-length") == str(len(body)))
+            seen = self._judge(attempt, headers, bytes(body), is_whole=is_whole)
+            if seen is not None:
+                self._report([seen])
+        await _write(stream, mark(retry=self._is_retried(first, attempt, int(headers[":status"]), seen)))
 
-    def _judge(self, attempt: Attempt, headers: dict[str, str], body: bytes) -> Rejected:
+    def _judge(
+        self, attempt: Attempt, headers: dict[str, str], body: bytes, *, is_whole: bool
+    ) -> Rejected | AnswerRead | None:
+        """What is reported of an answer that is held. None: its status says all."""
         now = self._clock()
         status = int(headers[":status"])
+        if status == 200 and is_json(media_type(headers.get("content-type", ""))):
+            answer = read_unary(body, headers, attempt.path, is_whole=is_whole)
+            return observation_of(now, attempt, headers, answer, self.rejections)
+        if status not in ERROR_STATUS:
+            return None
         judgement = self.rejections.judge(status, headers, body, now)
         return Rejected(
             at=now,
@@ -182,6 +206,22 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
             retry_after_s=judgement.retry_after_s,
             reason=judgement.rule,
         )
+
+    def _is_retried(
+        self, first: pb.ProcessingRequest, attempt: Attempt, status: int, seen: Rejected | AnswerRead | None
+    ) -> bool:
+        if isinstance(seen, Rejected) and (status != 200 or seen.verdict is not Verdict.UNKNOWN):
+            return self._is_worth_a_retry(first, attempt, status, seen.verdict)
+        if isinstance(seen, AnswerRead) and seen.output is not Output.NONE:
+            return False
+        return self._is_worth_another(first, attempt, status)
+
+    def _is_worth_another(self, first: pb.ProcessingRequest, attempt: Attempt, status: int) -> bool:
+        asked_pool, attempts = _asked_pool(first), _attempts(first)
+        if self.retries.are_spent(asked_pool, attempts):
+            return False
+        hedge_in_s = _hedge_in_s(first, self._request_clock.now())
+        return self.retries.is_worth_another(self._clock(), attempt.pool, attempt.address, status, hedge_in_s)
 
     def _is_worth_a_retry(self, first: pb.ProcessingRequest, attempt: Attempt, status: int, verdict: Verdict) -> bool:
         asked_pool, attempts = _asked_pool(first), _attempts(first)
@@ -219,6 +259,7 @@ def _attempt(message: pb.ProcessingRequest) -> Attempt:
         address=fields["upstream.address"].string_value,
         request_id=fields["request.id"].string_value,
         connection=fields["upstream.local_address"].string_value,
+        path=fields["request.url_path"].string_value,
     )
     if not (attempt.pool and attempt.address and attempt.request_id):
         raise ValueError(f"attributes are missing: {attempt}")

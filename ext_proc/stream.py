@@ -54,6 +54,7 @@ class StreamReader:
         self._interpreter = Interpreter(count_reasoning)
         self._unparsable = 0
         self.foreign = False
+        self._is_understood = False
         self._decoder: Decoder | None
         try:
             self._decoder = Decoder(content_encoding)
@@ -69,6 +70,11 @@ class StreamReader:
         """Whether an answer that ends here without DONE is not whole: its protocol has a mark for that, and nothing was
         passed over in which it may have been."""
         return self._interpreter.marks_end and not self.malformed
+
+    @property
+    def is_understood(self) -> bool:
+        """Whether an event of a known protocol came."""
+        return self._is_understood
 
     @property
     def malformed(self) -> int:
@@ -111,6 +117,7 @@ class StreamReader:
             return
         meaning = self._understand(data)
         self.foreign = self.foreign or meaning.foreign
+        self._is_understood = self._is_understood or not meaning.foreign
         if meaning.token:
             said.append(_TOKEN)
         if meaning.failed:

@@ -6,7 +6,15 @@ from math import inf
 
 from ext_proc.stream import EventKind, StreamReader
 from ext_proc.verdict import RejectionReader
-from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
+from trimtab.fleet.observation import (
+    AnswerRead,
+    FirstToken,
+    Observation,
+    Output,
+    Rejected,
+    StreamRead,
+    Verdict,
+)
 
 # What a stream shows that goes on is reported so often, or after so many tokens.
 _PART_S = 2.0
@@ -23,6 +31,7 @@ class Attempt:
     address: str
     request_id: str
     connection: str = ""  # Envoy's end of it, `ip:port`: no other attempt of the request has it
+    path: str = ""  # of the request, without its query
 
 
 class OpeningKind(StrEnum):
@@ -31,6 +40,7 @@ class OpeningKind(StrEnum):
     TOKEN = "token"  # with a token, or it is complete without one
     ERROR = "error"  # with an error event
     EMPTY = "empty"  # it ended before it said anything
+    NO_OUTPUT = "no_output"  # it has an end mark and nothing else
     UNREAD = "unread"  # with something that cannot be read or is not known here
 
 
@@ -83,13 +93,17 @@ class StreamWatch:
                 case EventKind.ERROR:
                     self._error(now, event.data, seen)
                 case EventKind.DONE:
+                    if not self._began:
+                        self._end_without_token(now, seen)
                     self._finish(now, seen, finished=True)
             if self.done:
                 return seen
         if self._reader.foreign:
             self._open(OpeningKind.UNREAD)
         if end:
-            if not self._began:
+            if not self._began and self._reader.foreign:
+                seen.append(self._answer_read(now, Output.UNKNOWN, "events of no known API"))
+            elif not self._began:
                 self._open(OpeningKind.EMPTY, Verdict.UNAVAILABLE)
                 seen.append(self._rejected(now, Verdict.UNAVAILABLE, None, "empty-stream"))
             self._finish(now, seen, finished=False, cut_short=self._reader.is_unfinished)
@@ -106,6 +120,20 @@ class StreamWatch:
         elif len(self._gaps_s) < _PART_TOKENS_MAX:
             self._gaps_s.append(max(0.0, now - self._token_at))  # the clock may be set back
         self._token_at = now
+
+    def _end_without_token(self, now: float, seen: list[Observation]) -> None:
+        """It says that it is complete: an answer may have no token, but it has more than an end mark."""
+        if self._reader.foreign:
+            seen.append(self._answer_read(now, Output.UNKNOWN, "events of no known API"))
+        elif self._reader.is_understood:
+            seen.append(self._answer_read(now, Output.OUTPUT, ""))
+        else:
+            self._open(OpeningKind.NO_OUTPUT)
+            seen.append(self._answer_read(now, Output.NONE, "an end mark alone"))
+
+    def _answer_read(self, now: float, output: Output, reason: str) -> AnswerRead:
+        attempt = self._attempt
+        return AnswerRead(now, attempt.pool, attempt.address, attempt.request_id, output, reason)
 
     def _is_due(self, now: float) -> bool:
         """Whether to tell a part: at once that more is to come, for else nobody knows it if nothing comes."""

@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterable
 
 from trimtab.fleet.observation import (
+    AnswerRead,
     AttemptEnded,
     AttemptStarted,
     FirstToken,
     Observation,
     Outcome,
+    Output,
     Rejected,
     StreamRead,
     Verdict,
@@ -18,8 +20,10 @@ from trimtab.v1 import feedback_pb2 as pb
 
 _VERDICTS = {verdict: f"VERDICT_{verdict.name}" for verdict in Verdict}
 _OUTCOMES = {outcome: f"OUTCOME_{outcome.name}" for outcome in Outcome}
+_OUTPUTS = {output: f"OUTPUT_{output.name}" for output in Output}
 _VERDICT_OF: dict[int, Verdict] = {pb.Verdict.Value(name): verdict for verdict, name in _VERDICTS.items()}
 _OUTCOME_OF: dict[int, Outcome] = {pb.Outcome.Value(name): outcome for outcome, name in _OUTCOMES.items()}
+_OUTPUT_OF: dict[int, Output] = {pb.Output.Value(name): output for output, name in _OUTPUTS.items()}
 
 
 def to_proto(observation: Observation) -> pb.Observation:
@@ -55,6 +59,17 @@ def to_proto(observation: Observation) -> pb.Observation:
                     first_byte_s=observation.first_byte_s,
                     prompt_bytes=observation.prompt_bytes,
                     body_bytes=observation.body_bytes,
+                    content_type=observation.content_type,
+                    path=observation.path,
+                    caller=observation.caller,
+                )
+            )
+        case AnswerRead():
+            what = pb.Observation(
+                answer_read=pb.AnswerRead(
+                    output=_OUTPUTS[observation.output],
+                    reason=observation.reason,
+                    output_tokens=observation.output_tokens,
                 )
             )
         case StreamRead():
@@ -130,6 +145,23 @@ def from_proto(message: pb.Observation) -> Observation | None:
                 first_byte_s=first_byte_s,
                 prompt_bytes=ended.prompt_bytes if ended.HasField("prompt_bytes") else None,
                 body_bytes=ended.body_bytes,
+                content_type=ended.content_type,
+                path=ended.path,
+                caller=ended.caller,
+            )
+        case "answer_read":
+            answer = message.answer_read
+            output = _OUTPUT_OF.get(answer.output)
+            if output is None:
+                return None
+            return AnswerRead(
+                at,
+                pool,
+                address,
+                request_id,
+                output=output,
+                reason=answer.reason,
+                output_tokens=answer.output_tokens if answer.HasField("output_tokens") else None,
             )
         case "stream_read":
             read = message.stream_read

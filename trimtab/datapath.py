@@ -24,6 +24,9 @@ REASON_HEADER: Final = "x-trimtab-reason"
 WATCH_SHARE_KEY: Final = "trimtab.watch"
 """The runtime key of the share of attempts with a streamed answer that are watched."""
 
+ERROR_STATUS: Final = (429, 500, 502, 503, 504, 529)
+"""The statuses that can mean that an endpoint is full, broken or leaving."""
+
 METADATA_NAMESPACE: Final = "trimtab"
 """Where Envoy keeps what is known of a request: dynamic metadata."""
 

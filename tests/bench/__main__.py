@@ -9,7 +9,7 @@ from rich.console import Console
 
 from trimtab.envoy_binary import envoy_version, find_envoy
 
-BENCHES = ("observation", "xds_push", "scrape", "stream_reading", "heart", "windows", "loop", "replay")
+BENCHES = ("observation", "xds_push", "scrape", "stream_reading", "heart", "windows", "loop", "picks", "replay")
 
 
 def machine() -> str:

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,13 @@ from trimtab.cli.running_pool import RunningPool
 from trimtab.cli.state_file import Kept, StateFile
 from trimtab.datapath import cluster_name, pool_of_cluster
 from trimtab.fleet.observation import ClusterChanged, Observation, ObserverMissed
-from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy import Policy, PolicyFile
 from trimtab.policy.deadlines import deadlined
 from trimtab.policy.model import Fallback, Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision, State
 from trimtab.shaping.decision import ClassDecision
 from trimtab.shaping.spill import Spill, can_take, last_resort, takes_over, wants_tries
+from trimtab.shaping.weights import jittered
 from trimtab.v1.feedback_pb2 import PoolStates
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
 from xds_server.admin import AdminState, admin_app
@@ -100,6 +101,7 @@ class ControlPlane:
         self._heartbeats = Heartbeats()
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
+        self._rng = random.Random()
         self._retired = RetiredClusters()
         if kept.clusters is not None:
             self._retired.recall(kept.clusters)
@@ -253,7 +255,7 @@ class ControlPlane:
             return
         resources: dict[str, Mapping[str, bytes]] = dict(static_resources(self._policy).items())
         resources[TypeUrl.EDS] = {
-            cluster: body for pool in self._pools.values() for cluster, body in _assignments(pool.step())
+            cluster: body for pool in self._pools.values() for cluster, body in _assignments(pool.step(), self._rng)
         }
         resources[TypeUrl.RTDS] = {RUNTIME_NAME: self._runtime()}
         before = self._clusters
@@ -285,7 +287,7 @@ class ControlPlane:
         if self._cache.snapshot is None:
             return
         if decision.changed:
-            for cluster, body in _assignments(decision):
+            for cluster, body in _assignments(decision, self._rng):
                 if cluster in self._cache.snapshot[TypeUrl.EDS]:
                     self._cache.assign(cluster, body)
         if decision.changed or holds_changed:
@@ -405,25 +407,29 @@ def _answer_reader(policy: Policy) -> ReadAnswer:
     return partial(ProbeAnswer, RejectionReader.from_policy(policy.rejections))
 
 
-def _assignments(decision: PoolDecision) -> Iterator[tuple[str, bytes]]:
+def _assignments(decision: PoolDecision, rng: random.Random) -> Iterator[tuple[str, bytes]]:
     """The pool's clusters, each with its assignment."""
     if not decision.classes:
-        yield _assignment(decision, cluster_name(decision.pool), [(one.id, one) for one in decision.endpoints])
+        yield _assignment(decision, cluster_name(decision.pool), decision.endpoints, rng)
     for number, name in enumerate(decision.classes):
-        decided = [(one.id, one.classes[number]) for one in decision.endpoints]
-        yield _assignment(decision, cluster_name(decision.pool, name), decided)
+        of_class = [endpoint.classes[number] for endpoint in decision.endpoints]
+        yield _assignment(decision, cluster_name(decision.pool, name), of_class, rng)
 
 
 def _assignment(
-    decision: PoolDecision, cluster: str, decided: Iterable[tuple[EndpointId, EndpointDecision | ClassDecision]]
+    decision: PoolDecision,
+    cluster: str,
+    decided: Sequence[EndpointDecision | ClassDecision],
+    rng: random.Random,
 ) -> tuple[str, bytes]:
     weights = []
-    for id, one in decided:
-        host, port = split_host_port(id.address)
+    pushed = jittered([one.weight for one in decided], rng)
+    for endpoint, one, weight in zip(decision.endpoints, decided, pushed, strict=True):
+        host, port = split_host_port(endpoint.id.address)
         # Where all are in for want of a better one, they are said to drain all: then Envoy goes by the weights alone,
         # and passes over none that it could not connect to a while ago.
         draining = not (one.takes_work and decision.serves)
-        weights.append(EndpointWeight(host, port, one.weight, draining))
+        weights.append(EndpointWeight(host, port, weight, draining))
     return cluster, build_assignment(cluster, weights)
 
 

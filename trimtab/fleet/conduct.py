@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trimtab.fleet.attempt import Attempt
+from trimtab.fleet.attempt import Attempt, Judgement
 from trimtab.fleet.averages import Ewma, FadingShare
 from trimtab.fleet.coverage import Coverage
+from trimtab.fleet.early_ends import AnswerTimes, EarlyEnds
 from trimtab.fleet.held import Event, Held
 from trimtab.fleet.judgement import (
-    Judgement,
     as_errors,
     explain,
+    explain_missing,
+    is_json,
     is_success,
     judge_end,
     judge_status,
@@ -18,8 +20,19 @@ from trimtab.fleet.judgement import (
 )
 from trimtab.fleet.ledger import Ledger
 from trimtab.fleet.life import Life, Patience
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome, Probed, Rejected, StreamRead
+from trimtab.fleet.observation import (
+    AnswerRead,
+    AttemptEnded,
+    AttemptStarted,
+    FirstToken,
+    Outcome,
+    Output,
+    Probed,
+    Rejected,
+    StreamRead,
+)
 from trimtab.fleet.pace import Pace
+from trimtab.fleet.peers import Answer, Peers, RequestKind, request_kind
 from trimtab.fleet.signs import Sign, Suspected
 from trimtab.fleet.silence import Silence
 from trimtab.fleet.snapshot import EndpointId, TokenSample
@@ -39,6 +52,12 @@ VERDICT_WAIT_S = 1.0
 _COUNTED_STALL = 2.0
 
 
+# A share of answers with output above which an answer that was not read is taken for one.
+_MOSTLY = 0.5
+# What is refused is cooled down, and what is leaving gets no more work.
+_OF_THE_MOMENT = frozenset({Judgement.REFUSED, Judgement.LEAVING})
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """What one attempt said of its endpoint. An attempt may be judged again when its verdict comes late."""
@@ -51,6 +70,7 @@ class Judged:
     why: str = ""
     generated: bool = False  # it took the model, or, of a failure, its answer had begun; a hung engine has others
     sign: Sign | None = None  # what it is a sign of beyond being a failure
+    others_answer: bool = False  # other endpoints gave output to such requests lately
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +99,13 @@ class Conduct:
 
     Attempts that started before `born_at` are another incarnation's, and so is what is heard of the requests
     in `departed` unless they are tried anew. What shaping and the law must know is told to `tell`.
+
+    Only an answer in which model output was seen counts as a success, teaches a cost, or lets go of its work before an
+    answer would usually have ended.
     """
 
     __slots__ = (
+        "_answer_times",
         "_born_at",
         "_coverage",
         "_departed",
@@ -89,11 +113,14 @@ class Conduct:
         "_held",
         "_joinable",
         "_marks_ends",
+        "_outputs",
         "_pace",
+        "_peers",
         "_prompts",
         "_silence",
         "_tell",
         "_unsettled",
+        "early_ends",
         "errors",
         "failures_in_row",
         "ledger",
@@ -108,12 +135,16 @@ class Conduct:
         born_at: float,
         ttft_alpha: float,
         coverage: Coverage,
+        peers: Peers,
+        answer_times: AnswerTimes,
         pace: Pace,
         prompts: PromptMeter,
         departed: frozenset[str],
         tell: Callable[[Evidence], None],
     ) -> None:
         self._endpoint = endpoint
+        self._peers = peers
+        self._answer_times = answer_times
         self._born_at = born_at
         self._departed = departed
         self._coverage = coverage
@@ -126,6 +157,8 @@ class Conduct:
         self._silence = Silence()
         self._marks_ends = False  # a stream of it was seen to end as its protocol says
         self.life = Life()
+        self.early_ends = EarlyEnds()
+        self._outputs = FadingShare(ERROR_HALF_LIFE_S)  # answers with output, of those that were read
         self.ledger = Ledger(born_at)
         self.ttft = Ewma(ttft_alpha, MEMORY_S)
         self.errors = FadingShare(ERROR_HALF_LIFE_S)
@@ -167,14 +200,17 @@ class Conduct:
         if ended.outcome is Outcome.COMPLETE and is_success(ended.status) and attempt.rejected is None:
             self._served(attempt)
         if attempt.judgement is None:
-            judgement = judge_end(ended, spoke=attempt.token_at is not None)
+            judgement = judge_end(attempt, ended)
             # Of a stream that is read whole its last part says whether it was.
             is_open = judgement is Judgement.SUCCESS and self.life.is_read(attempt)
             if judgement is not None and not is_open:
                 self._judge(attempt, min(now, ended.at), judgement, why=explain(ended))
+        else:
+            self._compare(attempt, ended)
         self._note_life(now, attempt, ended)
         if attempt.token_at is None and attempt.rejected is None and ended.outcome is Outcome.ABORTED:
             self._gave_up(now, attempt, ended)
+        self._hold_early_end(now, attempt, ended)
         answered = _is_streamed_answer(attempt, ended)
         if attempt.judgement is None or (answered and attempt.token_at is None):
             self._unsettled.append((now, attempt))
@@ -190,6 +226,7 @@ class Conduct:
 
     def settle(self, now: float) -> None:
         """Judge what was waited for in vain, and forget what is old."""
+        self.early_ends.tidy(now)
         while self._unsettled and self._unsettled[0][0] <= now - VERDICT_WAIT_S:
             self._close(now, self._unsettled.pop(0)[1])
         self._held.tidy(now)
@@ -255,6 +292,10 @@ class Conduct:
         match event:
             case FirstToken() if attempt.token_at is None:
                 self._speak(now, attempt, event.at)
+                self._conclude(now, attempt)
+            case AnswerRead() if attempt.answer is None:
+                attempt.answer = event
+                self._conclude(now, attempt)
             case StreamRead():
                 if event.at > attempt.read_until:
                     attempt.read_until = event.at
@@ -279,6 +320,55 @@ class Conduct:
             case _:
                 pass  # said before
         return True
+
+    def _conclude(self, now: float, attempt: Attempt) -> None:
+        """What came after the end of an attempt may decide over it."""
+        ended = attempt.ended
+        if ended is None:
+            return
+        if attempt.judgement is None and (judgement := judge_end(attempt, ended)) is not None:
+            self._judge(attempt, min(now, ended.at), judgement, why=explain(ended))
+            self._note_life(now, attempt, ended)
+        if attempt.has_output:
+            self.early_ends.drop(attempt.request_id)
+
+    def _hold_early_end(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
+        """Count the work of an answer without output as under way until an answer would have ended.
+
+        Not if the caller is to blame, whose requests get no output anywhere; nor after a refusal, which is cooled down.
+        """
+        if attempt.has_output or not attempt.asks_for_output or attempt.judgement in _OF_THE_MOMENT:
+            return
+        if attempt.rejected is not None and attempt.judgement is Judgement.NEUTRAL:
+            return
+        if attempt.judgement is None and (not is_success(ended.status) or self._is_presumed(attempt, ended)):
+            return
+        if self._peers.give_output(self._endpoint, _kind(attempt, ended), ended.at) is False:
+            return
+        until = attempt.started_at + self._answer_times.usual_s(now)
+        if until > now:
+            self.early_ends.add(until, attempt.request_id, attempt.prompt_bytes or ended.prompt_bytes or 0)
+
+    def _compare(self, attempt: Attempt, ended: AttemptEnded) -> None:
+        """Set an answer that is judged beside what other endpoints give."""
+        if attempt.is_compared or not attempt.asks_for_output:
+            return
+        attempt.is_compared = True
+        if is_success(ended.status) and ended.outcome is Outcome.COMPLETE:
+            self._note_reading(attempt, ended)
+        missing = ""
+        match attempt.judgement:
+            case Judgement.SUCCESS if attempt.has_output:
+                self._answer_times.add(ended.at, max(0.0, ended.at - attempt.started_at))
+            case Judgement.NO_OUTPUT:
+                missing = explain_missing(attempt, ended)
+            case Judgement.FAILURE if ended.status:
+                missing = explain_missing(attempt, ended)
+            case Judgement.UNKNOWN if attempt.answer is not None or not _is_for_reading(ended):
+                missing = explain_missing(attempt, ended)
+            case _:
+                return
+        self._peers.add(Answer(ended.at, self._endpoint, _kind(attempt, ended), missing))
 
     def _speak(self, now: float, attempt: Attempt, token_at: float) -> None:
         attempt.token_at = token_at
@@ -325,17 +415,20 @@ class Conduct:
             return
         at = min(now, ended.at)
         if attempt.judgement is None:
-            if is_success(ended.status):
+            if not is_success(ended.status):
+                self._judge(attempt, at, judge_status(ended.status), why=explain(ended))
+            elif attempt.has_output:
                 self._succeeded(now, attempt, ended)
             else:
-                self._judge(attempt, at, judge_status(ended.status), why=explain(ended))
+                self._judge(attempt, at, Judgement.UNKNOWN)
+                self._note_life(now, attempt, ended)
         if not _is_streamed_answer(attempt, ended) or ended.first_byte_s is None:
             return
         if self._coverage.missed(attempt.started_at):
             return  # that it went unseen says nothing of those that come
         if ended.outcome is Outcome.COMPLETE:
-            self._coverage.add(at, seen=attempt.token_at is not None)
-            unwatched = True
+            self._coverage.add(at, seen=attempt.token_at is not None or attempt.answer is not None)
+            unwatched = attempt.answer is None
         else:
             unwatched = ended.outcome is Outcome.ABORTED and self._coverage.silent_rank(at) > 0
         if attempt.token_at is None and unwatched:
@@ -352,8 +445,32 @@ class Conduct:
     ) -> None:
         self._take_back(attempt)
         attempt.judgement, attempt.judged_at = judgement, at
-        generated = attempt.token_at is not None or _took_the_model(attempt)
-        self._count(at, attempt.started_at, judgement, retry_after_s, why, generated, sign)
+        generated = attempt.has_output
+        others_answer = False
+        if (ended := attempt.ended) is not None:
+            generated = generated or self._is_presumed(attempt, ended)
+            if judgement is Judgement.NO_OUTPUT:
+                why = explain_missing(attempt, ended)
+                others_answer = bool(self._peers.give_output(self._endpoint, _kind(attempt, ended), ended.at))
+            self._compare(attempt, ended)
+        self._count(at, attempt.started_at, judgement, retry_after_s, why, generated, sign, others_answer)
+
+    def _is_presumed(self, attempt: Attempt, ended: AttemptEnded) -> bool:
+        """Whether an answer that nobody read most likely has output: not all are read, and those that are have it."""
+        if attempt.answer is not None or attempt.rejected is not None or not attempt.asks_for_output:
+            return False
+        if not (is_success(ended.status) and ended.outcome is Outcome.COMPLETE and _is_for_reading(ended)):
+            return False
+        if not (self._coverage.missed(attempt.started_at) or self._coverage.leaves_out(ended.at, ended.streamed)):
+            return False
+        return self._outputs.share(ended.at, prior_hits=1.0, prior_total=1.0) > _MOSTLY
+
+    def _note_reading(self, attempt: Attempt, ended: AttemptEnded) -> None:
+        """Follow how many answers are read, and how many of these have output."""
+        if attempt.answer is not None:
+            self._outputs.add(ended.at, float(attempt.answer.output is Output.OUTPUT), 1.0)
+        if not ended.streamed and _is_for_reading(ended) and not self._coverage.missed(attempt.started_at):
+            self._coverage.add_answer(ended.at, seen=attempt.answer is not None or attempt.rejected is not None)
 
     def _take_back(self, attempt: Attempt) -> None:
         if attempt.judgement is not None:
@@ -371,13 +488,15 @@ class Conduct:
         why: str,
         generated: bool = False,
         sign: Sign | None = None,
+        others_answer: bool = False,
     ) -> None:
         self.errors.add(at, *as_errors(judgement))
         if judgement is Judgement.FAILURE:
             self.failures_in_row += 1
-        elif judgement is Judgement.SUCCESS:
+        elif judgement in (Judgement.SUCCESS, Judgement.UNKNOWN):
             self.failures_in_row = 0
-        self._tell(Judged(self._endpoint, at, started_at, judgement, retry_after_s, why, generated, sign))
+        judged = Judged(self._endpoint, at, started_at, judgement, retry_after_s, why, generated, sign, others_answer)
+        self._tell(judged)
 
     def _succeeded(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
         self._judge(attempt, min(now, ended.at), Judgement.SUCCESS)
@@ -386,9 +505,9 @@ class Conduct:
     def _note_life(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
         at = min(now, ended.at)
         self.life.reads(at, attempt, goes_on=False)
-        if attempt.judgement is not Judgement.SUCCESS or not _took_the_model(attempt):
+        if attempt.judgement not in (Judgement.SUCCESS, Judgement.UNKNOWN) or not attempt.asks_for_output:
             return
-        if ended.streamed:
+        if ended.streamed or not (attempt.has_output or self._is_presumed(attempt, ended)):
             self.life.went_on(at)
         else:
             self.life.answered(at, max(0.0, ended.at - attempt.started_at))
@@ -419,15 +538,13 @@ def _verdict(rejected: Rejected) -> Judgement:
     return judge_verdict(rejected.verdict, rejected.status, rejected.in_stream)
 
 
-def _took_the_model(attempt: Attempt) -> bool:
-    """Whether an ended attempt got what only the model can give: what a GET or a bad request gets, a hung engine has.
+def _kind(attempt: Attempt, ended: AttemptEnded) -> RequestKind:
+    return request_kind(ended.path, ended.caller, attempt.prompt_bytes or ended.prompt_bytes)
 
-    Of a request that could not be read it is believed.
-    """
-    ended = attempt.ended
-    if ended is None or not is_success(ended.status) or attempt.rejected is not None:
-        return False
-    return attempt.streamed is not False or bool(attempt.prompt_bytes or ended.prompt_bytes)
+
+def _is_for_reading(ended: AttemptEnded) -> bool:
+    """Whether the answer is of a kind that is read where it is watched."""
+    return ended.streamed or is_json(ended.content_type)
 
 
 def _is_streamed_answer(attempt: Attempt, ended: AttemptEnded) -> bool:
@@ -453,5 +570,8 @@ def _fits(event: Event, attempt: Attempt) -> bool:
         case Rejected():
             status_fits = ended is None or ended.status == event.status
             return status_fits and (attempt.rejected is None or attempt.rejected == event)
+        case AnswerRead():
+            status_fits = ended is None or is_success(ended.status) or event.output is Output.NONE
+            return attempt.answer in (None, event) and status_fits
         case StreamRead():
             return ended is None or is_success(ended.status)

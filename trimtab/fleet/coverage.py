@@ -18,10 +18,11 @@ class Coverage:
     proves nothing; several together do.
     """
 
-    __slots__ = ("_seen", "missed_until")
+    __slots__ = ("_read", "_seen", "missed_until")
 
     def __init__(self) -> None:
         self._seen = FadingShare(HALF_LIFE_S)
+        self._read = FadingShare(HALF_LIFE_S)  # unary answers, which in a gated pool are sampled where streams are not
         self.missed_until = -inf
 
     def miss(self, at: float) -> None:
@@ -34,6 +35,15 @@ class Coverage:
 
     def add(self, at: float, seen: bool) -> None:
         self._seen.add(at, float(seen), 1.0)
+
+    def add_answer(self, at: float, seen: bool) -> None:
+        """A unary answer came, and was read or not."""
+        self._read.add(at, float(seen), 1.0)
+
+    def leaves_out(self, now: float, streamed: bool) -> bool:
+        """Whether some answers go unread as a matter of course."""
+        share = self._seen if streamed else self._read
+        return share.share(now, prior_hits=1.0, prior_total=1.0) < 1.0 - _FALSE_ALARM
 
     def silent_rank(self, now: float) -> int:
         """How many waiting streams must be older than a wait before that wait is believed.

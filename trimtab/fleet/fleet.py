@@ -9,9 +9,11 @@ from types import MappingProxyType
 from trimtab.fleet.classes import Classes
 from trimtab.fleet.conduct import Evidence
 from trimtab.fleet.coverage import Coverage
+from trimtab.fleet.early_ends import AnswerTimes
 from trimtab.fleet.life import Patience
 from trimtab.fleet.load import LoadReports
 from trimtab.fleet.observation import (
+    AnswerRead,
     AttemptEnded,
     AttemptStarted,
     ClusterChanged,
@@ -26,9 +28,11 @@ from trimtab.fleet.observation import (
     StreamRead,
 )
 from trimtab.fleet.order import in_order
+from trimtab.fleet.peers import Peers
 from trimtab.fleet.profile import Profile, ProfileMemory
 from trimtab.fleet.queried import NOTHING_ASKED, Trust
 from trimtab.fleet.readings import plausible
+from trimtab.fleet.signs import Sign, Suspected
 from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
 from trimtab.fleet.spec import EndpointSpec
 from trimtab.fleet.token_ratio import TokenRatio
@@ -70,6 +74,8 @@ class Fleet:
         self._patience = patience
         self._trust = trust
         self._coverage = Coverage()
+        self._peers = Peers()
+        self._answer_times = AnswerTimes()
         self._load = LoadReports()
         self.token_ratio = TokenRatio()
         self._profiles: dict[str, Profile] = {}
@@ -161,6 +167,8 @@ class Fleet:
                 slowest_answer_s if answer_s is None else answer_s,
                 longest_answer_s,
             )
+        for endpoint, why in self._peers.suspects():
+            self._evidence.append(Suspected(endpoint, now, now, Sign.NO_OUTPUT, why))
         return self._tell_all()
 
     def snapshot(self, now: float) -> PoolSnapshot:
@@ -179,7 +187,7 @@ class Fleet:
             case AttemptStarted():
                 if profile.conduct.started(observation):
                     self._classes.sent(observation.prompt_bytes)
-            case FirstToken() | Rejected() | StreamRead():
+            case FirstToken() | AnswerRead() | Rejected() | StreamRead():
                 profile.conduct.heard(now, observation)
             case AttemptEnded():
                 if isfinite(observation.started_at):
@@ -226,6 +234,8 @@ class Fleet:
             born_at=born_at,
             ttft_alpha=self._ttft_alpha,
             coverage=self._coverage,
+            peers=self._peers,
+            answer_times=self._answer_times,
             token_ratio=self.token_ratio,
             departed=departed.open_requests,
             tell=self._evidence.append,
@@ -234,6 +244,7 @@ class Fleet:
         return profile
 
     def _depart(self, profile: Profile) -> None:
+        self._peers.forget(profile.id)
         self._departed[profile.id.address] = _Departed(profile.id.incarnation, profile.conduct.ledger.request_ids)
         while len(self._departed) > _DEPARTED_MAX:
             del self._departed[next(iter(self._departed))]

@@ -1,11 +1,11 @@
 """Observations of attempts whose start is not known yet: tokens are seen sooner than the access log is."""
 
-from trimtab.fleet.observation import FirstToken, Rejected, StreamRead
+from trimtab.fleet.observation import AnswerRead, FirstToken, Rejected, StreamRead
 
 HOLD_S = 2.0
 HOLD = 4096
 
-Event = FirstToken | Rejected | StreamRead
+Event = FirstToken | AnswerRead | Rejected | StreamRead
 
 
 class Held:

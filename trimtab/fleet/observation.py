@@ -30,6 +30,14 @@ class ProbeResult(StrEnum):
     UNDECIDED = "undecided"  # it says nothing of the engine: that is full, or the probe itself was not accepted
 
 
+class Output(StrEnum):
+    """Whether an answer carries what a model made."""
+
+    OUTPUT = "output"
+    NONE = "none"  # an error, a page, an end mark alone, a body that is cut: nothing that a client asked for
+    UNKNOWN = "unknown"  # it is of a format that is not known here
+
+
 class Outcome(StrEnum):
     """How an attempt ended, as Envoy's access log tells it."""
 
@@ -91,6 +99,22 @@ class AttemptEnded:
     first_byte_s: float | None  # from the attempt's start to the first body byte (a ping counts as one)
     prompt_bytes: int | None = None
     body_bytes: int = 0  # received from the endpoint
+    content_type: str = ""  # the answer's media type in lower case, without parameters; empty: it names none
+    path: str = ""  # of the request, without its query
+    caller: str = ""  # the IP address that sent the request, as Envoy knows it
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRead:
+    """What was read of an answer with status 200: of a unary one, and of a stream that ended without a token."""
+
+    at: float
+    pool: str
+    address: str
+    request_id: str
+    output: Output
+    reason: str = ""  # of NONE and UNKNOWN: what was found instead, in a few words
+    output_tokens: int | None = None  # by the engine's own count
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +253,7 @@ Observation = (
     | FirstToken
     | Rejected
     | AttemptEnded
+    | AnswerRead
     | StreamRead
     | SignalsRead
     | SignalQueried

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from trimtab.fleet.observation import (
+    AnswerRead,
     AttemptEnded,
     AttemptStarted,
     ClusterChanged,
@@ -43,6 +44,7 @@ _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     AttemptStarted: lambda o: (o.at, 2, o.address, o.request_id, _maybe(o.prompt_bytes), _maybe(o.streamed)),
     FirstToken: lambda o: (o.at, 3, o.address, o.request_id),
     Rejected: lambda o: (o.at, 4, o.address, o.request_id, repr(o)),
+    AnswerRead: lambda o: (o.at, 3, o.address, o.request_id, repr(o)),
     StreamRead: lambda o: (o.at, 5, o.address, o.request_id, o.gaps_s, o.finished, o.verdict or "", o.cut_short),
     AttemptEnded: lambda o: (
         o.at,
@@ -53,6 +55,9 @@ _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
         o.status,
         o.outcome,
         *_answer(o),
+        o.content_type,
+        o.path,
+        o.caller,
     ),
 }
 

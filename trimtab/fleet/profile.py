@@ -6,9 +6,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.fleet.conduct import ERROR_PRIOR, MEMORY_S, Conduct, Evidence, ProbeHeard
 from trimtab.fleet.coverage import Coverage
+from trimtab.fleet.early_ends import AnswerTimes
 from trimtab.fleet.load import Differences, Moment
 from trimtab.fleet.observation import SCRAPE, Probed, SignalQueried, SignalsRead
 from trimtab.fleet.pace import Pace
+from trimtab.fleet.peers import Peers
 from trimtab.fleet.progress import Progress
 from trimtab.fleet.queried import Queried, Trust
 from trimtab.fleet.rates import Spread
@@ -64,6 +66,8 @@ class Profile:
         born_at: float,
         ttft_alpha: float,
         coverage: Coverage,
+        peers: Peers,
+        answer_times: AnswerTimes,
         token_ratio: TokenRatio,
         departed: frozenset[str],
         tell: Callable[[Evidence], None],
@@ -78,6 +82,8 @@ class Profile:
             born_at=born_at,
             ttft_alpha=ttft_alpha,
             coverage=coverage,
+            peers=peers,
+            answer_times=answer_times,
             pace=self.pace,
             prompts=self._prompts,
             departed=departed,
@@ -139,6 +145,7 @@ class Profile:
         readings, rates = queried.readings, queried.readings.rates
         inter_token_s, inter_token_p99_s = self._gaps(now, rates.inter_token_s)
         conduct, ledger, pace = self.conduct, self.conduct.ledger, self.pace
+        early_ends = conduct.early_ends
         return EndpointView(
             id=self.id,
             name=self.spec.name,
@@ -166,6 +173,8 @@ class Profile:
             in_flight=ledger.in_flight + max(0, -self._lease_difference),
             awaiting_token=ledger.awaiting_token,
             outstanding_prompt_bytes=ledger.outstanding_prompt_bytes,
+            ended_early=len(early_ends),
+            ended_early_bytes=early_ends.prompt_bytes,
             prompt_bytes_sent=ledger.prompt_bytes_sent,
             oldest_wait_s=conduct.silence(now),
             signals=readings.signals,

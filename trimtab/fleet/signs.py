@@ -14,6 +14,7 @@ class Sign(StrEnum):
     SILENT = "silent"  # it was waited for, and gave neither a token nor an answer
     STALLED = "stalled"  # nothing more came of a stream that had begun
     CUT_SHORT = "cut-short"  # a stream ended in good order before its answer did
+    NO_OUTPUT = "no-output"  # its answers carry nothing of a model, where those of others do
     SLOW = "slow"  # its first tokens come far later than was predicted
     LEAVING = "leaving"  # it says that it is going away
 

@@ -53,6 +53,8 @@ class EndpointView:
     newest_sent_at: float | None = None  # when the newest of them was sent
     outstanding_prompt_bytes: int = 0  # of attempts that have not shown a token
     prompt_bytes_sent: int = 0  # of all attempts since this incarnation began
+    ended_early: int = 0  # attempts that ended without output, before an answer would have
+    ended_early_bytes: int = 0  # of their prompts
     oldest_wait_s: float = 0.0  # of a stream without a token; fading, of one whose client gave up
     signals: Signals = field(default_factory=Signals)  # without histograms; stale values are None
     signals_age_s: float | None = None  # of the newest good reading
@@ -63,6 +65,16 @@ class EndpointView:
     custom: Mapping[str, CustomReading] = field(default_factory=dict)  # the policy's custom signals
     in_flight_reported: int | None = None  # by LRS, over all Envoys
     lease_difference: int = 0  # leases minus LRS, where it has lasted
+
+    @property
+    def load_attempts(self) -> int:
+        """Attempts as they count as load: those in flight, and those that ended early without output."""
+        return self.in_flight + self.ended_early
+
+    @property
+    def load_prompt_bytes(self) -> int:
+        """Outstanding prompt bytes as they count as load: likewise."""
+        return self.outstanding_prompt_bytes + self.ended_early_bytes
 
 
 @dataclass(frozen=True, slots=True)

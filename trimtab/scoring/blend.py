@@ -42,7 +42,7 @@ _READINGS: Mapping[Reading, tuple[Need, Callable[[EndpointView], float | None]]]
     Reading.TTFT_P99_MS: (Need.TTFT, lambda view: _ms(view.ttft_p99_s)),
     Reading.OLDEST_WAIT_MS: (Need.TTFT, lambda view: _ms(view.oldest_wait_s)),
     Reading.ERROR_SHARE: (Need.ERRORS, lambda view: view.error_share),
-    Reading.IN_FLIGHT: (Need.LEDGER, lambda view: view.in_flight),
+    Reading.IN_FLIGHT: (Need.LEDGER, lambda view: view.load_attempts),
     Reading.WAITING: (Need.WAITING, lambda view: view.signals.waiting),
     Reading.RUNNING: (Need.RUNNING, lambda view: view.signals.running),
     Reading.KV_USAGE: (Need.KV_USAGE, lambda view: view.signals.kv_usage),

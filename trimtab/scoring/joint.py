@@ -63,7 +63,7 @@ class Joint(Law):
     def _follow(self, pool: PoolSnapshot, now: float) -> None:
         """Let alpha follow load and recovery; between 0.3 and 0.7 wherever it is on its way."""
         elapsed = 0.0 if self._judged_at is None else max(0.0, now - self._judged_at)
-        in_flight = sum(view.in_flight for view in pool.endpoints)
+        in_flight = sum(view.load_attempts for view in pool.endpoints)
         self._peak = max(in_flight, self._peak * 0.5 ** (elapsed / _PEAK_HALF_LIFE_S))
         present = {view.id for view in pool.endpoints}
         if (self._held & present) - pool.held:

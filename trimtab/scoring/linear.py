@@ -47,7 +47,7 @@ class Linear(Law):
     def _points_lost(self, view: EndpointView) -> dict[str, float]:
         policy = self._policy
         # Where the engine does not say what it runs, what Envoy has in flight to it is the nearest.
-        running = view.in_flight if view.signals.running is None else view.signals.running
+        running = view.load_attempts if view.signals.running is None else view.signals.running
         return points_lost(
             {
                 "kv_usage": (policy.kv_weight, view.signals.kv_usage),

@@ -236,7 +236,7 @@ class PredictedTtft(Law):
         An attempt that has waited longer than it should have is believed before the model: the endpoint is slower
         than it was, or hangs.
         """
-        wait = cost.predict(self._kilotokens(view.outstanding_prompt_bytes), view.in_flight)
+        wait = cost.predict(self._kilotokens(view.load_prompt_bytes), view.load_attempts)
         return max(wait, view.oldest_wait_s)
 
     def _parts(
@@ -305,8 +305,8 @@ class PredictedTtft(Law):
         cost = known.cost
         threshold = self._policy.score_threshold_ms / 1000.0
         score = 100.0 * threshold / (threshold + wait)
-        prompt = cost.per_kilotoken_s * self._kilotokens(view.outstanding_prompt_bytes)
-        running = cost.per_attempt_s * view.in_flight
+        prompt = cost.per_kilotoken_s * self._kilotokens(view.load_prompt_bytes)
+        running = cost.per_attempt_s * view.load_attempts
         silence = max(0.0, wait - prompt - running)
         lost = (100.0 - score) / wait if wait > 0 else 0.0
         a, b = 1000 * cost.per_kilotoken_s * self._unit, 1000 * cost.per_attempt_s

@@ -46,7 +46,7 @@ class Reciprocal(Law):
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool.endpoints)
         slowness = self._slowness(pool)
-        queues = {view.id: view.in_flight + 1.0 for view in pool.endpoints}
+        queues = {view.id: view.load_attempts + 1.0 for view in pool.endpoints}
         free = [view.id for view in pool.endpoints if view.id not in pool.held] or list(queues)
         least = min((queues[id] for id in free), default=1.0)
         fastest = min((slowness[id] for id in free), default=1.0)

@@ -62,6 +62,13 @@ class Breaker:
             self.open(at, numbers)
         return opens
 
+    def tried(self, at: float, started_at: float, numbers: Shaping) -> bool:
+        """An attempt that was sent at `started_at` failed in a way that counts while half-open only.
+
+        Returns whether the breaker opens again.
+        """
+        return self.state(at) is BreakerState.HALF_OPEN and self.failed(at, started_at, numbers)
+
     def succeeded(self, at: float, started_at: float, *, generated: bool) -> None:
         """An attempt that was sent at `started_at` was answered in full at `at`.
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trimtab.fleet.attempt import Judgement
 from trimtab.fleet.conduct import Judged
-from trimtab.fleet.judgement import Judgement
 from trimtab.fleet.queried import CustomReading
 from trimtab.fleet.signs import Sign, Suspected
 from trimtab.policy.model import Shaping
@@ -104,9 +104,14 @@ class Standing:
                     self._signs.append(judged.sign)
                 if self._breaker.failed(judged.at, judged.started_at, numbers, mid_answer=judged.generated):
                     self._signs.append(Sign.FAILURES)
-            case Judgement.SUCCESS:
+            case Judgement.SUCCESS | Judgement.UNKNOWN:
                 self._breaker.succeeded(judged.at, judged.started_at, generated=judged.generated)
                 return
+            case Judgement.NO_OUTPUT if judged.others_answer and self._breaker.tried(
+                judged.at, judged.started_at, numbers
+            ):
+                self._signs.append(Sign.NO_OUTPUT)
+                self._why[Judgement.FAILURE] = f"{judged.why}, and other endpoints give output to such requests"
             case _:
                 return
         self._accused = True

@@ -7,11 +7,17 @@ from envoy_data_plane.envoy.config.core.v3 import RuntimeFractionalPercent, Type
 from envoy_data_plane.envoy.extensions.common.matching.v3 import ExtensionWithMatcher
 from envoy_data_plane.envoy.extensions.filters.common.matcher.action.v3 import SkipFilter
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
+from envoy_data_plane.envoy.extensions.matching.common_inputs.network.v3 import (
+    DynamicMetadataInput,
+    DynamicMetadataInputPathSegment,
+)
+from envoy_data_plane.envoy.extensions.matching.input_matchers.metadata.v3 import Metadata
 from envoy_data_plane.envoy.extensions.matching.input_matchers.runtime_fraction.v3 import RuntimeFraction
 from envoy_data_plane.envoy.type.matcher.v3 import (
     HttpRequestHeaderMatchInput,
     HttpResponseHeaderMatchInput,
     HttpResponseStatusCodeMatchInput,
+    ValueMatcher,
 )
 from envoy_data_plane.google.protobuf import Any
 from envoy_data_plane.xds.core.v3 import TypedExtensionConfig as XdsExtension
@@ -63,6 +69,11 @@ def all_of(*predicates: Predicate) -> Predicate:
     return Predicate(and_matcher=MatcherMatcherListPredicatePredicateList(predicate=list(predicates)))
 
 
+def any_of(*predicates: Predicate) -> Predicate:
+    """Holds where one does."""
+    return Predicate(or_matcher=MatcherMatcherListPredicatePredicateList(predicate=list(predicates)))
+
+
 def status_in(codes: Iterable[int]) -> Predicate:
     """The answer's status is one of `codes`."""
     values = [_single(HttpResponseStatusCodeMatchInput(), StringMatcher(exact=str(code))) for code in codes]
@@ -74,6 +85,21 @@ def status_in(codes: Iterable[int]) -> Predicate:
 def response_header(name: str, value: StringMatcher) -> Predicate:
     """The answer has the header, and its value matches."""
     return _single(HttpResponseHeaderMatchInput(header_name=name), value)
+
+
+def request_header(name: str, value: StringMatcher) -> Predicate:
+    """The request has the header, and its value matches."""
+    return _single(HttpRequestHeaderMatchInput(header_name=name), value)
+
+
+def metadata_is_true(namespace: str, key: str) -> Predicate:
+    """The request's dynamic metadata has a true value at a key."""
+    return Predicate(
+        single_predicate=MatcherMatcherListPredicateSinglePredicate(
+            input=_extension(DynamicMetadataInput(filter=namespace, path=[DynamicMetadataInputPathSegment(key=key)])),
+            custom_match=_extension(Metadata(value=ValueMatcher(bool_match=True))),
+        )
+    )
 
 
 def regex(pattern: str) -> StringMatcher:

@@ -28,26 +28,35 @@ from envoy_data_plane.envoy.type.v3 import FractionalPercent, FractionalPercentD
 from envoy_data_plane.google.protobuf import Any
 from envoy_data_plane.xds.type.matcher.v3 import StringMatcher
 
-from trimtab.datapath import EXT_PROC_CLUSTER, METADATA_NAMESPACE, RETRY_HEADER, ROLE_HEADER, WATCH_SHARE_KEY, Role
+from trimtab.datapath import (
+    ERROR_STATUS,
+    EXT_PROC_CLUSTER,
+    METADATA_NAMESPACE,
+    RETRY_HEADER,
+    ROLE_HEADER,
+    WATCH_SHARE_KEY,
+    Role,
+)
 from trimtab.policy.model import ExtProc, Pool
 from xds_server.resources.matchers import (
     Predicate,
     all_of,
+    any_of,
+    metadata_is_true,
     negated,
     only_if,
     regex,
+    request_header,
     response_header,
     runtime_share,
     status_in,
 )
+from xds_server.resources.request_body import JSON_CONTENT_TYPE, STREAM_KEY
 from xds_server.resources.sources import grpc_service
 
 _EXT_PROC = "envoy.filters.http.ext_proc"
 _HEADER_MUTATION = "envoy.filters.http.header_mutation"
 _CODEC = "envoy.filters.http.upstream_codec"
-
-# The answers that can mean that an endpoint is full, broken or leaving.
-ERROR_STATUS = (429, 500, 502, 503, 504, 529)
 
 # Cure three of three (the bootstrap has the others): a body that is known to be long enough to fill the
 # connection to the service is not sent there. No engine's error comes near 100 kB. Of a body of unknown
@@ -58,6 +67,7 @@ _LONG_BODY = r"[0-9]{6,}"
 _ATTRIBUTES = [
     "request.id",
     "request.time",
+    "request.url_path",
     "upstream.address",
     "upstream.local_address",
     "upstream.request_attempt_count",
@@ -76,17 +86,27 @@ def upstream_filters(pool: Pool, policy: ExtProc, *, hedged: bool) -> list[HttpF
     `hedged`: attempts of one request may run side by side in it.
     """
     is_stream = response_header("content-type", StringMatcher(prefix="text/event-stream", ignore_case=True))
-    is_error = status_in(ERROR_STATUS)
+    is_held = status_in(ERROR_STATUS)
+    is_unary = all_of(
+        response_header("content-type", regex(JSON_CONTENT_TYPE)),
+        request_header(":method", StringMatcher(exact="POST")),
+    )
     is_long = response_header("content-length", regex(_LONG_BODY))
     if pool.gate.enabled:
         gated = all_of(status_in([200]), is_stream)
         watching = [only_if(gated, _EXT_PROC, _gate()), only_if(gated, _EXT_PROC, _watch(Role.WATCH_GATED))]
+        asks_for_stream = metadata_is_true(METADATA_NAMESPACE, STREAM_KEY)
+        # What a request for a stream got in the place of one may be retried, so it is held like an error.
+        is_held = any_of(is_held, all_of(asks_for_stream, negated(is_stream)))
+        watched = all_of(is_unary, negated(asks_for_stream))
     else:
-        watching = [only_if(all_of(is_stream, _sampled(policy.sample_percent)), _EXT_PROC, _watch(Role.WATCH))]
+        watching = []
+        watched = any_of(is_stream, is_unary)
     return [
         *watching,
-        only_if(all_of(is_error, negated(is_long)), _EXT_PROC, _reject(policy, Role.REJECT)),
-        only_if(all_of(is_error, is_long), _EXT_PROC, _reject(policy, Role.REJECT_HEADERS)),
+        only_if(all_of(watched, _sampled(policy.sample_percent)), _EXT_PROC, _watch(Role.WATCH)),
+        only_if(all_of(is_held, negated(is_long)), _EXT_PROC, _reject(policy, Role.REJECT)),
+        only_if(all_of(is_held, is_long), _EXT_PROC, _reject(policy, Role.REJECT_HEADERS)),
         *_unread_mark(pool, hedged=hedged),
         HttpFilter(name=_CODEC, typed_config=Any.pack(UpstreamCodec())),
     ]

@@ -22,6 +22,7 @@ from trimtab.fleet.observation import (
 )
 from trimtab.policy.model import Pool
 from trimtab.pool import EndpointSpec, PoolController, PoolDecision
+from trimtab.shaping.weights import jittered
 from trimtab.sim.batching import Sequence as Generation
 from trimtab.sim.replay.clock import Clock
 from trimtab.sim.replay.engine import Engine
@@ -218,7 +219,8 @@ class Control:
         for clusters in self._gateways:
             for number, cluster in enumerate(clusters):
                 of_class = [endpoint.classes[number] for endpoint in ordered] if decision.classes else ordered
-                cluster.assign([(one.weight, one.takes_work) for one in of_class])
+                pushed = jittered([one.weight for one in of_class], self._rng)
+                cluster.assign(list(zip(pushed, (one.takes_work for one in of_class), strict=True)))
         self.pushes += 1
 
     def _plan(self) -> None:

@@ -3,7 +3,7 @@
 Where all weights are equal Envoy does not look at them: round robin goes round, least request takes the better of
 two drawn at random. Else both follow a schedule in which each host is due again 1/weight later; least request divides
 a weight by the requests in flight at the moment when the host is put back. Every push of endpoints makes a new
-schedule, at a point of it that is as good as random.
+schedule. Each worker begins it at a point of its own, which is the same one whenever the weights are the same.
 """
 
 from abc import ABC, abstractmethod

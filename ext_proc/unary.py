@@ -1,0 +1,162 @@
+"""What is learned from one unary answer as it passes: pure, chunks in, observations out."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ext_proc.dialects import GAVE_UP
+from ext_proc.encoding import UnknownCoding, decode_body
+from ext_proc.verdict import MAX_BODY, RejectionReader
+from ext_proc.watch import Attempt, Opening
+from trimtab.fleet.observation import AnswerRead, Observation, Output, Rejected
+
+# Requests at these paths are answered by a model, in a shape that is known.
+_GENERATION = (
+    "/chat/completions",
+    "/completions",
+    "/completion",
+    "/messages",
+    "/responses",
+    "/generate",
+    "/generate_stream",
+    "/infill",
+)
+# What generated text is called in the answers of the APIs and engines that are known, and what other results are.
+_TEXTS = ("generated_text", "text", "content", "text_output", "output", "outputs")
+_OTHER_RESULTS = ("data", "results", "embedding", "embeddings", "tokens")
+_COUNTS = ("completion_tokens", "output_tokens", "generated_tokens", "tokens_predicted")
+_COUNTED_IN = ("usage", "details", "meta_info", "timings")
+_BEGINS_WITH_RESULT = re.compile(rb'"(?:choices|%s)"\s*:' % "|".join(_TEXTS + _OTHER_RESULTS).encode())
+_BEGINS_WITH_ERROR = re.compile(rb'^\s*\{\s*"(?:error|detail)"')
+
+
+@dataclass(frozen=True, slots=True)
+class UnaryAnswer:
+    """What the body of an answer with status 200 is."""
+
+    output: Output
+    reason: str = ""  # of NONE and UNKNOWN: what was found instead
+    output_tokens: int | None = None
+    error: bytes = b""  # the decoded body, if it tells an error
+
+
+class UnaryWatch:
+    """Watches one unary answer with status 200. It is done at its end, or when it is too long to be read on."""
+
+    opening: Opening | None = None  # only streams are held until they open
+
+    def __init__(self, attempt: Attempt, headers: dict[str, str], rejections: RejectionReader) -> None:
+        self._attempt = attempt
+        self._headers = headers
+        self._rejections = rejections
+        self._body = bytearray()
+        self.done = False
+
+    def take(self, now: float, chunk: bytes, end: bool) -> list[Observation]:
+        """The next piece of the body; `end` says that it was the last."""
+        if self.done:
+            return []
+        self._body += chunk[: MAX_BODY - len(self._body)]
+        is_whole = end and len(self._body) < MAX_BODY
+        if not end and len(self._body) < MAX_BODY:
+            return []
+        self.done = True
+        answer = read_unary(bytes(self._body), self._headers, self._attempt.path, is_whole=is_whole)
+        return [observation_of(now, self._attempt, self._headers, answer, self._rejections)]
+
+
+def observation_of(
+    now: float, attempt: Attempt, headers: dict[str, str], answer: UnaryAnswer, rejections: RejectionReader
+) -> AnswerRead | Rejected:
+    """What is reported of an answer. An error inside a 200 is judged by the rules like one inside a stream."""
+    if answer.error:
+        judged = rejections.judge(200, headers, answer.error, now)
+        return Rejected(
+            at=now,
+            pool=attempt.pool,
+            address=attempt.address,
+            request_id=attempt.request_id,
+            status=200,
+            verdict=judged.verdict,
+            retry_after_s=judged.retry_after_s,
+            in_stream=True,
+            reason=judged.rule,
+        )
+    return AnswerRead(
+        at=now,
+        pool=attempt.pool,
+        address=attempt.address,
+        request_id=attempt.request_id,
+        output=answer.output,
+        reason=answer.reason,
+        output_tokens=answer.output_tokens,
+    )
+
+
+def read_unary(body: bytes, headers: Mapping[str, str], path: str, *, is_whole: bool) -> UnaryAnswer:
+    """Read a body as it came over the wire, or the beginning of one. Never raises.
+
+    `headers` have names in lower case. `path` is the request's: only where a model is to generate text must the answer
+    be of a known shape; of other APIs an unknown one says nothing.
+    """
+    coding = headers.get("content-encoding", "")
+    try:
+        plain = decode_body(body, coding, MAX_BODY) if coding else body
+    except UnknownCoding:
+        return UnaryAnswer(Output.UNKNOWN, "a coding that is not known")
+    if not is_whole or len(plain) >= MAX_BODY:
+        return _read_beginning(plain)
+    if not plain.strip():
+        return UnaryAnswer(Output.NONE, "an empty body")
+    try:
+        document = json.loads(plain.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        is_cut = plain.lstrip()[:1] in (b"{", b"[")
+        return UnaryAnswer(Output.NONE, "JSON that is cut or malformed" if is_cut else "a body that is no JSON")
+    if isinstance(document, list) and document and isinstance(document[0], dict):
+        document = document[0]  # TGI answers with a list of one
+    generates = path.rstrip("/").endswith(_GENERATION)
+    if not isinstance(document, dict):
+        return _of_no_known_shape(generates and not isinstance(document, list))
+    return _read_object(document, plain, generates)
+
+
+def _read_object(answer: Mapping[str, Any], plain: bytes, generates: bool) -> UnaryAnswer:
+    if answer.get("error") or "error" in (answer.get("object"), answer.get("type")) or answer.get("status") == "failed":
+        return UnaryAnswer(Output.NONE, "an error", error=plain)
+    choices = answer.get("choices")
+    if isinstance(choices, list):
+        made = [choice for choice in choices if isinstance(choice, dict)]
+        if not made:
+            return UnaryAnswer(Output.NONE, "no choice in it")
+        if all(choice.get("finish_reason") in GAVE_UP for choice in made):
+            return UnaryAnswer(Output.NONE, "an answer that the engine gave up")
+    elif not any(_is_result(answer.get(key)) for key in (_TEXTS if generates else _TEXTS + _OTHER_RESULTS)):
+        return _of_no_known_shape(generates)
+    return UnaryAnswer(Output.OUTPUT, output_tokens=_output_tokens(answer))
+
+
+def _is_result(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list | dict) and bool(value))
+
+
+def _of_no_known_shape(generates: bool) -> UnaryAnswer:
+    return UnaryAnswer(Output.NONE if generates else Output.UNKNOWN, "JSON of no known API")
+
+
+def _read_beginning(plain: bytes) -> UnaryAnswer:
+    if _BEGINS_WITH_RESULT.search(plain) and not _BEGINS_WITH_ERROR.match(plain):
+        return UnaryAnswer(Output.OUTPUT)
+    return UnaryAnswer(Output.UNKNOWN, "a long body of no known API")
+
+
+def _output_tokens(answer: Mapping[str, Any]) -> int | None:
+    places = [answer, *(place for key in _COUNTED_IN if isinstance(place := answer.get(key), dict))]
+    for place in places:
+        for name in _COUNTS:
+            count = place.get(name)
+            if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**53:
+                return count
+    return None

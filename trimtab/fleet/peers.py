@@ -1,0 +1,170 @@
+"""Answers without model output, compared with what other endpoints gave to the same requests at the same time.
+
+By one endpoint alone nobody can tell a bad caller from a bad endpoint: both make 404s. A bad caller's requests get no
+output anywhere; a bad endpoint's would have got it elsewhere.
+"""
+
+from bisect import bisect_left, insort_right
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from operator import attrgetter
+
+from trimtab.fleet.snapshot import EndpointId
+
+# An endpoint is suspected where its answers would come about by chance less often than this, if it were like the
+# others. An endpoint is looked at with each answer, so a large pool would meet 1 in 1,000 several times a minute.
+_CHANCE = 1e-6
+# And its share without output is so many times what the others make probable.
+_STANDS_OUT = 2.0
+_LATEST = 24  # answers of an endpoint that are judged together
+_LEAST_MISSING = 4
+# An answer is compared with so many of other endpoints before it, and as many after it, within this time.
+_NEAR = 16
+_NEAR_S = 60.0
+# Fewer answers to the same caller say nothing: then all callers of the same path are looked at.
+_ENOUGH_OF_CALLER = 4
+# Half an answer without output is imagined beside those that are seen, so that no share is 0.
+_PRIOR = 0.5
+_KINDS_MAX = 64  # the least recently used are forgotten
+_KIND_MAX = 512  # answers that are kept of each
+
+_HINTS = (
+    ("404", "is the model loaded?"),
+    ("401", "is its API key right?"),
+    ("403", "is its API key right?"),
+    ("text/html", "is another service on this port?"),
+    ("30", "is its address right?"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKind:
+    """Requests that are alike: one that gets output from one endpoint should get it from every other."""
+
+    path: str
+    caller: str = ""  # empty: any
+    size: int = 0  # of the prompt, as a power of 4
+
+    @property
+    def of_any_caller(self) -> "RequestKind":
+        return RequestKind(self.path)
+
+
+def request_kind(path: str, caller: str, prompt_bytes: int | None) -> RequestKind:
+    """The kind of a request whose body has `prompt_bytes` (None: unknown)."""
+    return RequestKind(path, caller, ((prompt_bytes or 0).bit_length() + 1) // 2)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """One answer of one endpoint. `missing` says what came in the place of output; empty: output came."""
+
+    at: float
+    endpoint: EndpointId
+    kind: RequestKind
+    missing: str
+
+
+_at = attrgetter("at")
+
+
+class Peers:
+    """The latest answers of a pool's endpoints. Times are Unix seconds."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[RequestKind, list[Answer]] = {}  # each by time; the most recently used kind is the last
+        self._latest: dict[EndpointId, deque[Answer]] = {}
+        self._news: set[EndpointId] = set()  # that gave no output since `suspects` was asked last
+
+    def add(self, answer: Answer) -> None:
+        """Take in an answer."""
+        for kind in (answer.kind, answer.kind.of_any_caller):
+            answers = self._by_kind.pop(kind, [])
+            insort_right(answers, answer, key=_at)
+            if len(answers) > _KIND_MAX:
+                del answers[0]
+            self._by_kind[kind] = answers
+        if len(self._by_kind) > _KINDS_MAX:
+            del self._by_kind[next(iter(self._by_kind))]
+        self._latest.setdefault(answer.endpoint, deque(maxlen=_LATEST)).append(answer)
+        if answer.missing:
+            self._news.add(answer.endpoint)
+
+    def forget(self, endpoint: EndpointId) -> None:
+        """Drop what an endpoint has answered: it is gone, or was judged by it."""
+        self._latest.pop(endpoint, None)
+        self._news.discard(endpoint)
+
+    def give_output(self, endpoint: EndpointId, kind: RequestKind, at: float) -> bool | None:
+        """Whether other endpoints gave output to such requests at about `at`. None: they had none to answer."""
+        near = self._near(endpoint, kind, at)
+        return sum(not answer.missing for answer in near) * 2 > len(near) if near else None
+
+    def suspects(self) -> Iterator[tuple[EndpointId, str]]:
+        """Endpoints without output where others give it, and why. Each is told once, and begins anew then."""
+        for endpoint in sorted(self._news):
+            latest = self._latest.get(endpoint, deque())
+            missing = [answer for answer in latest if answer.missing]
+            if len(missing) >= _LEAST_MISSING and self._stands_out(endpoint, latest, len(missing)):
+                yield endpoint, self._why(endpoint, latest, missing)
+                self.forget(endpoint)
+        self._news.clear()
+
+    def _stands_out(self, endpoint: EndpointId, latest: "deque[Answer]", missing: int) -> bool:
+        chances, others = [], set[Answer]()
+        for answer in latest:
+            near = self._near(endpoint, answer.kind, answer.at)
+            others.update(near)
+            without = sum(bool(other.missing) for other in near)
+            chances.append((without + _PRIOR) / (len(near) + _PRIOR))  # 1 where there is nobody to compare with
+        mean = sum(chances) / len(chances)
+        doubt = sqrt(mean * (1.0 - mean) / max(1, len(others)))  # the standard error of that mean
+        chances = [min(1.0, chance + doubt) for chance in chances]
+        return missing > _STANDS_OUT * sum(chances) and at_least(missing, chances) < _CHANCE
+
+    def _near(self, endpoint: EndpointId, kind: RequestKind, at: float) -> list[Answer]:
+        """Answers of other endpoints that came about when one came at `at`: to the same caller, or else to anybody."""
+        near = self._near_of(endpoint, kind, at)
+        return near if len(near) >= _ENOUGH_OF_CALLER else self._near_of(endpoint, kind.of_any_caller, at)
+
+    def _near_of(self, endpoint: EndpointId, kind: RequestKind, at: float) -> list[Answer]:
+        answers = self._by_kind.get(kind, [])
+        here = bisect_left(answers, at, key=_at)
+        near: list[Answer] = []
+        for indices in (range(here - 1, -1, -1), range(here, len(answers))):
+            found = 0
+            for index in indices:
+                other = answers[index]
+                if found == _NEAR or abs(other.at - at) > _NEAR_S:
+                    break
+                if other.endpoint != endpoint:
+                    near.append(other)
+                    found += 1
+        return near
+
+    def _why(self, endpoint: EndpointId, latest: "deque[Answer]", missing: list[Answer]) -> str:
+        since = latest[0].at
+        paths = {answer.kind.of_any_caller for answer in latest}
+        others = [
+            other
+            for path in paths
+            for other in self._by_kind.get(path, ())
+            if other.endpoint != endpoint and other.at >= since
+        ]
+        without = sum(bool(other.missing) for other in others)
+        ((what, _),) = Counter(answer.missing for answer in missing).most_common(1)
+        hint = next((f": {hint}" for text, hint in _HINTS if text in what), "")
+        return f"{len(missing)} of {len(latest)} requests got {what} here, {without} of {len(others)} elsewhere{hint}"
+
+
+def at_least(count: int, chances: list[float]) -> float:
+    """The chance that `count` or more of independent events happen, each with its own chance."""
+    by_count = [1.0] + [0.0] * count  # the chance of so many; the last: of as many or more
+    for chance in chances:
+        for number in range(count, 0, -1):
+            stays = by_count[number] if number == count else by_count[number] * (1.0 - chance)
+            by_count[number] = stays + by_count[number - 1] * chance
+        by_count[0] *= 1.0 - chance
+    return by_count[count]

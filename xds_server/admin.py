@@ -155,6 +155,7 @@ def _endpoint(decision: EndpointDecision) -> Json:
         "error_samples": view.error_samples,
         "in_flight": view.in_flight,
         "ended_early": view.ended_early,
+        "ended_early_bytes": view.ended_early_bytes,
         "in_flight_reported": view.in_flight_reported,
         "lease_difference": view.lease_difference,
         "awaiting_token": view.awaiting_token,

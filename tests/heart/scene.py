@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 from trimtab.fleet.observation import (
+    AnswerRead,
     AttemptEnded,
     AttemptStarted,
     ClusterChanged,
@@ -13,6 +14,7 @@ from trimtab.fleet.observation import (
     Observation,
     ObserverMissed,
     Outcome,
+    Output,
     Rejected,
     Signals,
     SignalsRead,
@@ -61,10 +63,40 @@ def ended(
     streamed: bool = True,
     first_byte_s: float | None = 0.01,
     body_bytes: int = 500,
+    prompt: int | None = None,
+    content_type: str | None = None,
+    path: str = "/v1/chat/completions",
+    caller: str = "192.0.2.1",
 ) -> AttemptEnded:
+    """An end; its answer is an event stream, or JSON, unless a content type is given."""
     return AttemptEnded(
-        at, POOL, address, request, started_at, status, outcome, streamed, first_byte_s, None, body_bytes
+        at,
+        POOL,
+        address,
+        request,
+        started_at,
+        status,
+        outcome,
+        streamed,
+        first_byte_s,
+        prompt,
+        body_bytes,
+        content_type or ("text/event-stream" if streamed else "application/json"),
+        path,
+        caller,
     )
+
+
+def answer_read(
+    at: float,
+    address: str = A,
+    request: str = "r",
+    output: Output = Output.OUTPUT,
+    *,
+    reason: str = "",
+    output_tokens: int | None = None,
+) -> AnswerRead:
+    return AnswerRead(at, POOL, address, request, output, reason, output_tokens)
 
 
 def failed(at: float, address: str = A, request: str = "r", *, took_s: float = 0.0) -> AttemptEnded:

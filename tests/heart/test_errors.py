@@ -30,9 +30,9 @@ SUCCESS, FAILURE, DOUBTFUL, NOTHING = (0, 1), (1, 1), (0.5, 1), (0, 0)
     ("end", "counts_as"),
     [
         ({}, SUCCESS),
-        ({"status": 304}, SUCCESS),
-        ({"status": 404, "streamed": False}, SUCCESS),
-        ({"status": 400, "streamed": False}, SUCCESS),
+        ({"status": 304}, NOTHING),  # what came in the place of output is compared with what others give
+        ({"status": 404, "streamed": False}, NOTHING),
+        ({"status": 400, "streamed": False}, NOTHING),
         ({"status": 500}, FAILURE),
         ({"status": 502}, FAILURE),
         ({"status": 504}, FAILURE),
@@ -43,7 +43,9 @@ SUCCESS, FAILURE, DOUBTFUL, NOTHING = (0, 1), (1, 1), (0.5, 1), (0, 0)
         ({"outcome": Outcome.ABORTED, "status": 0}, NOTHING),
         ({"outcome": Outcome.ABORTED, "status": 500}, FAILURE),  # Envoy drops what it retries
         ({"body_bytes": 0, "first_byte_s": None}, FAILURE),  # 200, an event stream, and not one byte
-        ({"body_bytes": 0, "first_byte_s": None, "streamed": False}, SUCCESS),
+        ({"status": 204, "streamed": False}, NOTHING),
+        ({"streamed": False, "content_type": "text/html"}, NOTHING),
+        ({"streamed": False, "content_type": "audio/wav"}, SUCCESS),  # not known, and so no error
         ({"status": 429}, DOUBTFUL),
         ({"status": 503}, NOTHING),  # taken as full: the cool-down pays
         ({"status": 529}, NOTHING),
@@ -53,7 +55,7 @@ SUCCESS, FAILURE, DOUBTFUL, NOTHING = (0, 1), (1, 1), (0.5, 1), (0, 0)
 @pytest.mark.parametrize("seen_to_start", [True, False])
 def test_an_end_without_a_verdict(end: dict, counts_as: tuple[float, float], seen_to_start: bool) -> None:
     scene = Scene()
-    scene.see(*([started(1000.0)] if seen_to_start else []), ended(1000.0, 1000.0, **end))
+    scene.see(*([started(1000.0)] if seen_to_start else []), ended(1000.0, 1000.0, prompt=100, **end))
     scene.run(1002.0)
     fade = 2 ** (-2.0 / 10.0)
     view = scene.view()
@@ -140,10 +142,12 @@ def test_a_verdict_long_after_an_end_is_of_another_attempt() -> None:
 
 @pytest.mark.parametrize("order", ["event first", "end first", "event alone first"])
 @pytest.mark.parametrize("after_token", [True, False])
-def test_an_error_event_in_a_stream_is_one_failure(order: str, after_token: bool) -> None:
+@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.UNAVAILABLE])
+def test_an_error_event_in_a_stream_is_one_failure(order: str, after_token: bool, verdict: Verdict) -> None:
+    """But before the first token, and unless it says whose fault it is, it may tell a caller's mistake."""
     scene = Scene()
     start = [started(1000.0), *([token(1000.0)] if after_token else [])]
-    said = rejected(1000.0, verdict=Verdict.UNKNOWN, status=200, in_stream=True)
+    said = rejected(1000.0, verdict=verdict, status=200, in_stream=True)
     end = ended(1000.0, 1000.0)
     batches = {
         "event first": [start, [said], [end]],
@@ -152,8 +156,10 @@ def test_an_error_event_in_a_stream_is_one_failure(order: str, after_token: bool
     }[order]
     for batch in batches:
         scene.see(*batch, now=1000.0)
+    counts_as = FAILURE if after_token or verdict is Verdict.UNAVAILABLE else NOTHING
     view = scene.view()
-    assert (view.error_samples, view.error_share) == (pytest.approx(1.0), pytest.approx(share(1, 1)))
+    assert view.error_samples == pytest.approx(counts_as[1])
+    assert view.error_share == pytest.approx(share(*counts_as))
 
 
 @pytest.mark.parametrize("order", ["event first", "end first", "event alone first", "all at once"])

@@ -10,6 +10,7 @@ from tests.heart.scene import (
     B,
     C,
     Scene,
+    answer_read,
     answered,
     ended,
     failed,
@@ -29,6 +30,7 @@ def unary(at: float, took_s: float, address: str = A, request: str = "u") -> lis
     """A prompt that was answered in one piece."""
     return [
         started(at, address, request, streamed=False),
+        answer_read(at + took_s, address, request),
         ended(at + took_s, at, address, request, streamed=False, first_byte_s=took_s),
     ]
 
@@ -236,7 +238,7 @@ class TestAnswersInOnePiece:
         assert seen(scene, 1002.9) == {}
         assert seen(scene, 1003.5) == {Sign.SILENT: 1}
         assert scene.at().reason.startswith("open: no answer for 3.1 s, where 1.0 s is slow, ")
-        scene.see(ended(1005.0, 1000.0, request="r0", streamed=False))
+        scene.see(answer_read(1005.0, request="r0"), ended(1005.0, 1000.0, request="r0", streamed=False))
         scene.step()
         assert scene.at().state == State.RAMPING
 

@@ -152,6 +152,8 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "error_share": 0.0,
                         "error_samples": 0.0,
                         "in_flight": 3,
+                        "ended_early": 0,
+                        "ended_early_bytes": 0,
                         "in_flight_reported": None,
                         "lease_difference": 0,
                         "awaiting_token": 0,

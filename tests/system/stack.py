@@ -77,12 +77,12 @@ class Process:
 class Engines(Process):
     """Simulated engines in one process."""
 
-    def __init__(self, folder: Path, kinds: Sequence[str]) -> None:
+    def __init__(self, folder: Path, kinds: Sequence[str], model: str = "sim") -> None:
         self._kinds = kinds
         kinds_arguments = [argument for kind in kinds for argument in ("--kind", kind)]
         super().__init__(
-            *(sys.executable, "-m", "trimtab.sim.server", "--model", "sim", "--port", "0", *kinds_arguments),
-            log=folder / "engines.log",
+            *(sys.executable, "-m", "trimtab.sim.server", "--model", model, "--port", "0", *kinds_arguments),
+            log=folder / f"engines-{model}.log",
         )
         self.addresses: list[str] = []
         self.names: list[str] = []

@@ -37,6 +37,7 @@ from trimtab.fleet.signs import Sign, Suspected
 from trimtab.fleet.silence import Silence
 from trimtab.fleet.snapshot import EndpointId, TokenSample
 from trimtab.fleet.token_ratio import PromptMeter
+from trimtab.fleet.unary import UnaryTimes, tokens_of, ttft_of
 
 # Long enough to outlast a burst, short enough that an endpoint is not held to what it was a minute ago.
 ERROR_HALF_LIFE_S = 10.0
@@ -119,8 +120,11 @@ class Conduct:
         "_prompts",
         "_silence",
         "_tell",
+        "_unary",
         "_unsettled",
         "early_ends",
+        "engine_gap_s",
+        "engine_ttft_s",
         "errors",
         "failures_in_row",
         "ledger",
@@ -157,6 +161,9 @@ class Conduct:
         self._silence = Silence()
         self._marks_ends = False  # a stream of it was seen to end as its protocol says
         self.life = Life()
+        self._unary = UnaryTimes()
+        self.engine_ttft_s: float | None = None  # by the engine's own histogram, over the last seconds
+        self.engine_gap_s: float | None = None  # likewise, from one token to the next
         self.early_ends = EarlyEnds()
         self._outputs = FadingShare(ERROR_HALF_LIFE_S)  # answers with output, of those that were read
         self.ledger = Ledger(born_at)
@@ -302,7 +309,7 @@ class Conduct:
                     self._pace.decoded(at, event.gaps_s)
                     self._read(attempt, event)
                 if event.verdict and attempt.judgement is not Judgement.FAILURE:
-                    judgement = judge_verdict(event.verdict, 200, in_stream=True)
+                    judgement = judge_verdict(event.verdict, 200, in_stream=True, had_output=True)
                     self._judge(attempt, at, judgement, why="an error event late in a stream")
                 elif event.cut_short and self._marks_ends and attempt.judgement is not Judgement.FAILURE:
                     # Of an engine that never marks its ends, a missing mark says nothing.
@@ -312,11 +319,12 @@ class Conduct:
                     self._succeeded(now, attempt, attempt.ended)
             case Rejected() if attempt.rejected is None:
                 attempt.rejected = event
-                if was_held:  # and counted when it came
+                judgement = _verdict(event, had_output=attempt.token_at is not None)
+                if was_held and judgement is _verdict(event):  # it was counted when it came
                     self._take_back(attempt)
-                    attempt.judgement, attempt.judged_at = _verdict(event), at
+                    attempt.judgement, attempt.judged_at = judgement, at
                 else:
-                    self._judge(attempt, at, _verdict(event), event.retry_after_s, explain(event))
+                    self._judge(attempt, at, judgement, event.retry_after_s, explain(event))
             case _:
                 pass  # said before
         return True
@@ -360,9 +368,11 @@ class Conduct:
         match attempt.judgement:
             case Judgement.SUCCESS if attempt.has_output:
                 self._answer_times.add(ended.at, max(0.0, ended.at - attempt.started_at))
+                if not ended.streamed and not self._coverage.missed(attempt.started_at):
+                    self._learn_unary(ended.at, attempt, ended)
             case Judgement.NO_OUTPUT:
                 missing = explain_missing(attempt, ended)
-            case Judgement.FAILURE if ended.status:
+            case Judgement.FAILURE if ended.status and not attempt.has_output:
                 missing = explain_missing(attempt, ended)
             case Judgement.UNKNOWN if attempt.answer is not None or not _is_for_reading(ended):
                 missing = explain_missing(attempt, ended)
@@ -380,8 +390,26 @@ class Conduct:
         if self._coverage.missed(attempt.started_at):
             return
         ttft_s = max(0.0, token_at - attempt.started_at)
-        self.ttft.add(token_at, ttft_s)
         self._pace.spoke(token_at, ttft_s)
+        self._teach(attempt, token_at, ttft_s)
+
+    def _learn_unary(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
+        """Learn from a whole answer what its first token took.
+
+        The engine knows best, if its histogram is read; else the further tokens are taken off the whole time.
+        """
+        took_s = max(0.0, ended.at - attempt.started_at)
+        counted = attempt.answer.output_tokens if attempt.answer else None
+        tokens = tokens_of(ended.body_bytes) if counted is None else float(max(1, counted))
+        self._unary.add(took_s, tokens)
+        ttft_s = self.engine_ttft_s
+        if ttft_s is None:
+            gap_s = self._pace.inter_token_s(now) or self.engine_gap_s or self._unary.gap_s
+            ttft_s = ttft_of(took_s, tokens, gap_s)
+        self._teach(attempt, min(now, ended.at), min(ttft_s, took_s))
+
+    def _teach(self, attempt: Attempt, token_at: float, ttft_s: float) -> None:
+        self.ttft.add(token_at, ttft_s)
         if attempt.seen_to_start and attempt.prompt_bytes is not None:
             self._tell(
                 TokenSample(
@@ -534,8 +562,8 @@ class Conduct:
         self.life.told(now)
 
 
-def _verdict(rejected: Rejected) -> Judgement:
-    return judge_verdict(rejected.verdict, rejected.status, rejected.in_stream)
+def _verdict(rejected: Rejected, *, had_output: bool = False) -> Judgement:
+    return judge_verdict(rejected.verdict, rejected.status, rejected.in_stream, had_output=had_output)
 
 
 def _kind(attempt: Attempt, ended: AttemptEnded) -> RequestKind:

@@ -36,8 +36,11 @@ def judge_status(status: int) -> Judgement:
     return Judgement.FAILURE if status >= 500 else Judgement.NEUTRAL
 
 
-def judge_verdict(verdict: Verdict, status: int, in_stream: bool) -> Judgement:
-    """Judge an error answer, or an error inside an answer with status 200, that was read."""
+def judge_verdict(verdict: Verdict, status: int, in_stream: bool, *, had_output: bool = False) -> Judgement:
+    """Judge an error answer, or an error inside an answer with status 200, that was read.
+
+    `had_output`: model output came before the error.
+    """
     match verdict:
         case Verdict.SATURATED:
             return Judgement.REFUSED
@@ -47,9 +50,11 @@ def judge_verdict(verdict: Verdict, status: int, in_stream: bool) -> Judgement:
             return Judgement.LEAVING
         case Verdict.UNAVAILABLE:
             return Judgement.FAILURE
+        case Verdict.UNKNOWN if not in_stream:
+            return judge_status(status)
         case Verdict.UNKNOWN:
-            # Engines tell a caller's mistakes inside a 200 too.
-            return Judgement.NO_OUTPUT if in_stream else judge_status(status)
+            # Engines tell a caller's mistakes inside a 200 too, but not after they have begun to generate.
+            return Judgement.FAILURE if had_output else Judgement.NO_OUTPUT
 
 
 _OF_OUTPUT = {

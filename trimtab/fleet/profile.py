@@ -146,6 +146,8 @@ class Profile:
         inter_token_s, inter_token_p99_s = self._gaps(now, rates.inter_token_s)
         conduct, ledger, pace = self.conduct, self.conduct.ledger, self.pace
         early_ends = conduct.early_ends
+        conduct.engine_ttft_s = rates.ttft_s.mean if rates.ttft_s else None
+        conduct.engine_gap_s = rates.inter_token_s.mean if rates.inter_token_s else None
         return EndpointView(
             id=self.id,
             name=self.spec.name,

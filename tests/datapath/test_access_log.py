@@ -34,6 +34,7 @@ def entry(
                 "upstreamRemoteAddress": {"socketAddress": {"address": address, "portValue": 8000}},
                 **({"upstreamLocalAddress": {"socketAddress": {"address": "10.0.0.9"}}} if connected else {}),
                 "upstreamCluster": "p",
+                "downstreamRemoteAddress": {"socketAddress": {"address": "192.0.2.7", "portValue": 5000}},
                 "routeName": route,
                 "responseFlags": flags or {},
                 "customTags": {"first_byte_us": "120500"},
@@ -42,6 +43,7 @@ def entry(
             },
             "request": {
                 "requestId": "id-1",
+                "path": "/v1/chat/completions?secret=1",
                 "requestBodyBytes": 777,
                 "requestHeaders": {"content-length": "1234"} if request_headers is None else request_headers,
             },
@@ -77,6 +79,9 @@ def test_an_end() -> None:
         first_byte_s=0.1205,
         prompt_bytes=1234,
         body_bytes=777,
+        content_type="text/event-stream",
+        path="/v1/chat/completions",
+        caller="192.0.2.7",
     )
 
 

@@ -205,11 +205,13 @@ async def test_what_cannot_be_read_passes_at_once(rig: Rig, step: str) -> None:
 
 
 @pytest.mark.parametrize("step", ["json", "slow-json"])
-async def test_an_answer_that_is_not_streamed_passes_without_a_call_and_without_a_deadline(rig: Rig, step: str) -> None:
-    before = await rig.envoy.stats(r"ext_proc\..*streams_started")
+async def test_a_unary_answer_passes_unheld_and_without_a_deadline(rig: Rig, step: str) -> None:
+    held = r"ext_proc\.(gate|reject).*streams_started"
+    before = await rig.envoy.stats(held)
     answer, attempts = await do(rig, step, stream=False)
     assert (answer.status, attempts) == (200, 1)
-    assert await rig.envoy.stats(r"ext_proc\..*streams_started") == before
+    assert await rig.envoy.stats(held) == before
+    assert before
 
 
 async def test_a_hedge_leaves_the_late_attempt_its_chance(rig: Rig) -> None:

@@ -34,10 +34,12 @@ from tests.harness import (
     until,
 )
 from trimtab.fleet.observation import (
+    AnswerRead,
     AttemptEnded,
     AttemptStarted,
     FirstToken,
     Outcome,
+    Output,
     Rejected,
     StreamRead,
     Verdict,
@@ -280,9 +282,24 @@ async def test_the_share_of_watched_streams_is_moved_by_the_runtime(rig: Rig) ->
     assert await watched(20) == 20
 
 
-async def test_an_answer_that_is_no_stream_and_no_error_costs_the_service_nothing(rig: Rig) -> None:
+async def test_a_unary_answer_is_read_and_never_waits_for_it(rig: Rig) -> None:
+    held = r"ext_proc\.reject.*streams_started"
+    before = await rig.envoy.stats(held)
+    answers = await asyncio.gather(*(do(rig, "json", stream=False) for _ in range(20)))
+    assert await rig.envoy.stats(held) == before
+    ids = {answer.request_id for answer in answers}
+
+    def found() -> list[AnswerRead]:
+        return [one for one in rig.seen(AnswerRead) if one.request_id in ids]
+
+    await until(lambda: len(found()) == 20)
+    read = found()
+    assert {(one.output, one.reason) for one in read} == {(Output.NONE, "JSON of no known API")}
+
+
+async def test_a_get_is_not_read(rig: Rig) -> None:
     before = await rig.envoy.stats(r"ext_proc\..*streams_started")
-    await asyncio.gather(*(do(rig, "json", stream=False) for _ in range(20)))
+    await rig.ask("GET", "/v1/models", headers={"x-do": "json"})
     assert await rig.envoy.stats(r"ext_proc\..*streams_started") == before
 
 

@@ -138,7 +138,13 @@ def test_no_observer_can_harm_an_answer() -> None:
 
 def test_a_gated_stream_is_held_by_a_service_that_may_be_away_and_watched_every_time() -> None:
     observers = observers_of(policy(pool={"gate": {"enabled": True}}, ext_proc={"sample_percent": 1}))
-    assert list(observers) == ["gate", "watch-gated", "reject", "reject-headers"]  # an answer comes from the last
+    assert list(observers) == [
+        "gate",
+        "watch-gated",
+        "watch",
+        "reject",
+        "reject-headers",
+    ]  # an answer comes from the last
     gate, matcher = observers["gate"]
     assert gate.failure_mode_allow
     assert not gate.observability_mode
@@ -146,6 +152,7 @@ def test_a_gated_stream_is_held_by_a_service_that_may_be_away_and_watched_every_
     watch, watch_matcher = observers["watch-gated"]
     assert watch.observability_mode
     assert watch_matcher == matcher  # what is held is watched, and the other way round
+    assert "stream" in observers["reject"][1], "and so is what a request for a stream got in its place"
 
 
 def test_the_deadline_is_for_streams_of_a_gated_pool_only() -> None:

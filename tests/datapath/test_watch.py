@@ -5,7 +5,7 @@ import pytest
 from ext_proc.verdict import RejectionReader
 from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
 from tests.harness import DONE, event
-from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
+from trimtab.fleet.observation import AnswerRead, FirstToken, Observation, Output, Rejected, StreamRead, Verdict
 from trimtab.policy.model import Rejections
 
 ATTEMPT = Attempt("pool", "10.0.0.1:8000", "id-1")
@@ -85,8 +85,27 @@ def test_a_stream_that_ends_cleanly_without_a_word_is_a_failure(pieces: tuple[by
     assert (seen.verdict, seen.reason, seen.in_stream) == (Verdict.UNAVAILABLE, "empty-stream", True)
 
 
-def test_a_stream_that_says_it_is_done_without_a_token_is_none() -> None:
-    assert play(watch(), event("", role="assistant"), DONE) == []
+def answer(at: float, output: Output, reason: str = "") -> AnswerRead:
+    return AnswerRead(at, "pool", "10.0.0.1:8000", "id-1", output, reason)
+
+
+def test_a_complete_answer_may_have_no_token() -> None:
+    assert play(watch(), event("", role="assistant"), DONE) == [answer(2.0, Output.OUTPUT)]
+
+
+def test_an_end_mark_alone_is_no_answer() -> None:
+    assert play(watch(), b": ping\n\n", DONE) == [answer(2.0, Output.NONE, "an end mark alone")]
+    watched = watch()
+    play(watched, DONE)
+    assert watched.opening is not None
+    assert watched.opening.kind is OpeningKind.NO_OUTPUT
+
+
+@pytest.mark.parametrize("end", [DONE, b""])
+def test_a_stream_of_events_that_are_not_known_has_no_verdict(end: bytes) -> None:
+    assert play(watch(), b'data: {"sound": "AAAA"}\n\n', end)[-1:] == [
+        answer(2.0, Output.UNKNOWN, "events of no known API")
+    ]
 
 
 def test_a_stream_that_is_cut_says_nothing_here_because_the_access_log_does() -> None:

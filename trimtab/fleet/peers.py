@@ -86,7 +86,7 @@ class Peers:
             if len(answers) > _KIND_MAX:
                 del answers[0]
             self._by_kind[kind] = answers
-        if len(self._by_kind) > _KINDS_MAX:
+        while len(self._by_kind) > _KINDS_MAX:
             del self._by_kind[next(iter(self._by_kind))]
         self._latest.setdefault(answer.endpoint, deque(maxlen=_LATEST)).append(answer)
         if answer.missing:

@@ -1,19 +1,21 @@
 """The control loop in virtual time: what is seen reaches the pool's controller as late as it would live."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
 
 from trimtab.fleet.observation import (
+    AnswerRead,
     AttemptEnded,
     AttemptStarted,
     FirstToken,
     LoadReported,
     Observation,
     Outcome,
+    Output,
     Rejected,
     Signals,
     SignalsRead,
@@ -26,7 +28,7 @@ from trimtab.shaping.weights import jittered
 from trimtab.sim.batching import Sequence as Generation
 from trimtab.sim.replay.clock import Clock
 from trimtab.sim.replay.engine import Engine
-from trimtab.sim.replay.fleet import SimulatedFleet
+from trimtab.sim.replay.fleet import Answers, SimulatedFleet
 from trimtab.sim.replay.hosts import Gateway
 from trimtab.sim.replay.simulated import page_signals
 
@@ -38,6 +40,20 @@ _LOAD_REPORT_S = 0.25
 _HOP_S = 0.001  # from Envoy to our services, and from an engine to the scraper
 _WHOLE_STREAM_SHARE = 0.05  # of the streams are read to their end,
 _PART_S = 2.0  # and told in parts of so long
+
+
+# Status, content type, and what was read of an answer with status 200.
+_WITHOUT_OUTPUT: Mapping[Answers, tuple[int, str, str]] = {
+    "not_found": (404, "application/json", ""),
+    "unauthorized": (401, "application/json", ""),
+    "bad_request": (400, "application/json", ""),
+    "redirect": (307, "", ""),
+    "no_content": (204, "", ""),
+    "html": (200, "text/html", ""),
+    "json_error": (200, "application/json", ""),
+    "done_alone": (200, "text/event-stream", "an end mark alone"),
+    "foreign_json": (200, "application/json", "JSON of no known API"),
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +141,21 @@ class Control:
         """It was answered with an error that is no refusal."""
         self._ended(now, attempt, status, Outcome.COMPLETE, 0)
 
+    def without_output(self, now: float, attempt: Attempt, answers: Answers) -> int:
+        """It was answered with something that is no model output. Returns the status."""
+        status, content_type, read = _WITHOUT_OUTPUT[answers]
+        pool, address = self._pool.name, self._addresses[attempt.host]
+        at = _EPOCH + now
+        seen: AnswerRead | Rejected | None = None
+        if answers == "json_error":
+            seen = Rejected(at, pool, address, attempt.request_id, status, Verdict.UNKNOWN, None, True)
+        elif read:
+            seen = AnswerRead(at, pool, address, attempt.request_id, Output.NONE, read)
+        if seen is not None:
+            self._clock.call_at(now + _HOP_S, self._take_in, (seen,))
+        self._ended(now, attempt, status, Outcome.COMPLETE, 1 if status == 200 else 0, content_type)
+        return status
+
     def finished(self, now: float, attempt: Attempt, tokens: int) -> None:
         """It was answered in full."""
         self._end_read(now, attempt, finished=True)
@@ -135,7 +166,15 @@ class Control:
         self._end_read(now, attempt, finished=False)
         self._ended(now, attempt, 200, Outcome.ABORTED, tokens)
 
-    def _ended(self, now: float, attempt: Attempt, status: int, outcome: Outcome, tokens: int) -> None:
+    def _ended(
+        self,
+        now: float,
+        attempt: Attempt,
+        status: int,
+        outcome: Outcome,
+        tokens: int,
+        content_type: str = "text/event-stream",
+    ) -> None:
         first = None if attempt.first_token_at is None else attempt.first_token_at - attempt.started_at
         ended = AttemptEnded(
             at=_EPOCH + now,
@@ -145,10 +184,13 @@ class Control:
             started_at=_EPOCH + attempt.started_at,
             status=status,
             outcome=outcome,
-            streamed=status == 200,
+            streamed=status == 200 and content_type == "text/event-stream",
             first_byte_s=first,
             prompt_bytes=attempt.prompt_bytes,
             body_bytes=200 * tokens,
+            content_type=content_type,
+            path="/v1/chat/completions",
+            caller=f"192.0.2.{attempt.gateway + 1}",
         )
         self._log(now, attempt.gateway, ended)
 

@@ -30,6 +30,21 @@ _LEAST_CV = 0.01
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 
 
+# What an endpoint answers at once that is no model output.
+Answers = Literal[
+    "output",
+    "not_found",
+    "unauthorized",
+    "bad_request",
+    "redirect",
+    "no_content",
+    "html",
+    "json_error",
+    "done_alone",
+    "foreign_json",
+]
+
+
 class Lengths(Strict):
     """Tokens, drawn from a lognormal distribution and clamped."""
 
@@ -74,6 +89,9 @@ class Engines(Strict):
     name: _Name | None = Field(None, description="Shown for it; default: the kind.")
     count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="How many.")
     capacity: Positive | None = Field(None, description="As an operator would declare it in the policy.")
+    answers: Answers = Field(
+        "output", description="`output`; or what they give at once instead, as an endpoint does that is set up wrongly."
+    )
     step0_ms: Annotated[float, Field(ge=0.001, le=100_000)] | None = Field(
         None, description="This and all below: see docs/engine-model.md."
     )
@@ -133,6 +151,7 @@ class SimulatedEndpoint:
     address: str
     kind: EngineKind
     capacity: float | None
+    answers: Answers = "output"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +191,8 @@ def make_fleet(name: str, file: FleetFile) -> SimulatedFleet:
             counts[kind.name] = counts.get(kind.name, 0) + 1
             number = len(endpoints) + 1
             address = f"10.0.{number // 250}.{number % 250 + 1}:8000"
-            endpoints.append(SimulatedEndpoint(f"{kind.name}-{counts[kind.name]}", address, kind, engines.capacity))
+            name_of = f"{kind.name}-{counts[kind.name]}"
+            endpoints.append(SimulatedEndpoint(name_of, address, kind, engines.capacity, engines.answers))
     return SimulatedFleet(name, file.about, tuple(endpoints), file.workload)
 
 

@@ -264,6 +264,9 @@ class Simulation:
         self._open[served] = attempt
         if self._control is not None:
             self._control.started(now, attempt)
+        if self._fleet.endpoints[host.number].answers != "output":
+            self._clock.call_at(now + _REFUSAL_S, self._answered_without_output, attempt)
+            return
         limit = self._engines[host.number].model.kind.max_model_len
         if request.prompt_tokens + request.output_tokens > limit:
             self._clock.call_at(now + _REFUSAL_S, self._turned_away, (attempt, _BAD_REQUEST))
@@ -295,6 +298,16 @@ class Simulation:
             self._clock.call_at(now + wait_s, self._try, (served, attempt.gateway, (*attempt.tried, attempt.host)))
         else:
             self._end(now, served, Outcome.HTTP_ERROR, status)
+
+    def _answered_without_output(self, now: float, attempt: _Try) -> None:
+        """The client has what it did not ask for; without the gate nobody takes its request elsewhere."""
+        self._give_back(attempt)
+        status = None
+        if self._control is not None:
+            status = self._control.without_output(now, attempt, self._fleet.endpoints[attempt.host].answers)
+        if attempt.served in self._open:
+            self._open[attempt.served] = None
+            self._end(now, attempt.served, Outcome.HTTP_ERROR, status)
 
     def _give_back(self, attempt: _Try) -> None:
         self._gateways[attempt.gateway][attempt.length_class].hosts[attempt.host].active -= 1

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trimtab.fleet.observation import (
+    AnswerRead,
     AttemptEnded,
     AttemptStarted,
     FirstToken,
@@ -103,7 +104,7 @@ def source_of(observation: Observation) -> str | None:
             return "access_log"
         case Rejected() if not observation.in_stream:
             return "reject"
-        case FirstToken() | StreamRead() | Rejected():
+        case FirstToken() | AnswerRead() | StreamRead() | Rejected():
             return "watch"
         case SignalsRead():
             return observation.source

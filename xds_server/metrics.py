@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 
 from trimtab.fleet.observation import (
     SCRAPE,
+    AnswerRead,
     AttemptEnded,
     AttemptStarted,
     FirstToken,
@@ -198,6 +199,8 @@ class Metrics(XdsEvents):
                 ttft_s = self._first_tokens.ended(seen)
             case Rejected():
                 self._rejections.labels(*where, seen.verdict).inc()
+            case AnswerRead():
+                self._answers.labels(*where, seen.output).inc()
             case Probed():
                 self._probes.labels(*where, seen.result).inc()
                 if seen.ttft_s is not None:
@@ -229,6 +232,7 @@ class Metrics(XdsEvents):
                 self._ttft,
                 self._attempts,
                 self._rejections,
+                self._answers,
                 self._signs,
                 self._scrapes,
                 self._scrape_errors,
@@ -270,6 +274,12 @@ class Metrics(XdsEvents):
             "trimtab_rejections",
             "Error answers that were read, by verdict.",
             (*endpoint, "verdict"),
+            registry=registry,
+        )
+        self._answers = Counter(
+            "trimtab_answers_read",
+            "Unary answers, and streams without a token, that were read, by whether they carry model output.",
+            (*endpoint, "output"),
             registry=registry,
         )
         self._signs = Counter(
@@ -371,12 +381,12 @@ class Metrics(XdsEvents):
             for counter in (self._pushes, self._acks, self._nacks):
                 counter.labels(kind.name)
         self._watch_share = Gauge(
-            "trimtab_watch_share_ratio", "Part of the streamed attempts that is watched.", registry=registry
+            "trimtab_watch_share_ratio", "Part of the attempts that is watched.", registry=registry
         )
         self._observation_cpu = Counter(
             "trimtab_observation_cpu_seconds", "CPU time used by observing processes.", registry=registry
         )
-        self._watched = Counter("trimtab_attempts_watched", "Streamed answers that were watched.", registry=registry)
+        self._watched = Counter("trimtab_attempts_watched", "Answers that were watched.", registry=registry)
         self._gated = Counter(
             "trimtab_gate_releases",
             "Streamed answers that the first-token gate has held, by why it let go of them.",

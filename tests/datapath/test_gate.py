@@ -62,6 +62,15 @@ class Script:
         "long-busy": Body(503, b" " * 200_000),
         "saturated": error(429, "KV cache exhausted", "engine_saturated"),
         "quota": Body(429, LIMIT),
+        "not-found": error(404, "The model `m` does not exist.", "NotFoundError"),
+        "moved": Body(307, b"", {"location": "/elsewhere"}),
+        "nothing": Body(204, b"", {}),
+        "page": Body(200, b"<html></html>", {"content-type": "text/html"}),
+        "json-error": Body(200, b'{"error": {"message": "Internal error", "code": 500}}'),
+        "cut-json": Body(200, b'{"choices": [{"message"'),
+        "other-json": Body(200, b'{"status": "ok"}'),
+        "done-alone": Chunks([(0, DONE)]),
+        "whole-json": Body(200, b'{"choices": [{"message": {"content": "hi"}}]}'),
         "unsaid-429": Body(429, b"?"),
         "unsaid-500": Body(500, b"?"),
         "dead-500": error(500, "EngineCore encountered an issue."),
@@ -195,6 +204,32 @@ async def test_a_quota_is_never_spent_twice(rig: Rig, step: str, stream: bool) -
 @pytest.mark.parametrize(("step", "attempts"), [("unsaid-429", 3), ("unsaid-500", 1)])
 async def test_what_does_not_say_why_is_retried_by_its_status(rig: Rig, step: str, attempts: int) -> None:
     assert (await do(rig, step))[1] == attempts
+
+
+WITHOUT_OUTPUT = ["not-found", "moved", "nothing", "page", "json-error", "cut-json", "other-json", "done-alone"]
+
+
+@pytest.mark.parametrize("step", WITHOUT_OUTPUT)
+async def test_an_answer_without_output_is_tried_elsewhere(rig: Rig, step: str) -> None:
+    answer, attempts = await do(rig, step, "tokens")
+    assert is_whole(answer)
+    assert attempts == 2
+
+
+@pytest.mark.parametrize("step", WITHOUT_OUTPUT)
+async def test_one_that_every_endpoint_gives_reaches_the_client_as_it_is(rig: Rig, step: str) -> None:
+    answer, attempts = await do(rig, step)
+    given = Script.steps[step]
+    assert answer.status == given.status
+    assert answer.body == (given.body if isinstance(given, Body) else DONE)
+    assert attempts <= 3
+    again, attempts = await do(rig, "tokens")
+    assert is_whole(again)
+
+
+async def test_a_whole_answer_in_the_place_of_a_stream_passes(rig: Rig) -> None:
+    answer, attempts = await do(rig, "whole-json")
+    assert (answer.status, attempts) == (200, 1)
 
 
 @pytest.mark.parametrize("step", ["odd-coding", "foreign"])

@@ -13,7 +13,7 @@ from trimtab.policy.model import Shaping
 from trimtab.pool import State
 from trimtab.shaping.breaker import Breaker, BreakerState
 from trimtab.shaping.cooldown import CoolDown
-from trimtab.shaping.weights import floored, moved, to_weight
+from trimtab.shaping.weights import floored, jittered, moved, to_weight
 
 
 class TestCoolDown:
@@ -569,3 +569,11 @@ def test_two_idle_endpoints_share_by_their_scores() -> None:
     scene.step()
     assert scene.at(A).score == pytest.approx(98, abs=1) and scene.at(B).score == pytest.approx(70, abs=1)
     assert scene.at(A).share < 0.6
+
+
+@given(st.lists(st.integers(1, 10_000_000), min_size=1, max_size=40), st.integers(0, 2**32))
+def test_jittered_weights_keep_their_proportions_within_two_percent(weights: list[int], seed: int) -> None:
+    pushed = jittered(weights, Random(seed))
+    assert all(abs(new / (100 * weight) - 1.0) <= 0.021 for new, weight in zip(pushed, weights, strict=True))
+    if len(set(weights)) == 1:
+        assert len(set(pushed)) == 1, "Envoy looks at no equal weights"

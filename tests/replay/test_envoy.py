@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from trimtab.shaping.weights import jittered
 from trimtab.sim.replay.envoy import LeastRequest, RoundRobin, Schedule, Uniform
 from trimtab.sim.replay.hosts import Balancer, Endpoint, Gateway, Host
 
@@ -115,3 +116,19 @@ def test_pushes_of_weights_that_differ_a_little_keep_the_shares() -> None:
         gateway.assign([(round(weight * random.uniform(0.9, 1.1)), True) for weight in (1000, 2000, 7000)])
         counts.update(gateway.choose(0.0, ()).number for _ in range(3))
     assert [counts[number] / 9000 for number in range(3)] == pytest.approx([0.1, 0.2, 0.7], abs=0.02)
+
+
+def test_with_the_jitter_each_push_of_the_same_weights_is_a_draw_by_them() -> None:
+    """Two pushes in turn, as where a law goes to and fro: without it Envoy's first pick would be the same each time."""
+    rng, host = Random(1), hosts(1, 1)
+    for seed in range(8):
+        plain, drawn = 0, 0
+        for number in range(1000):
+            weights = [6000, 4000] if number % 2 else [5900, 4100]
+            for pushed in (weights, jittered(weights, rng)):
+                for one, weight in zip(host, pushed, strict=True):
+                    one.weight = weight
+                first = Schedule(host, lambda one: one.weight, 1_000_003 * (seed + 1)).pick() is host[0]
+                plain, drawn = (plain + first, drawn) if pushed is weights else (plain, drawn + first)
+        assert plain in (0, 500, 1000)
+        assert abs(drawn - 595) < 3 * (1000 * 0.595 * 0.405) ** 0.5

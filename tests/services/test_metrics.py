@@ -11,12 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.services.made import decision, endpoint
 from trimtab.fleet.observation import (
+    AnswerRead,
     AttemptEnded,
     AttemptStarted,
     FirstToken,
     LoadReported,
     Observation,
     Outcome,
+    Output,
     Probed,
     ProbeResult,
     Rejected,
@@ -157,6 +159,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
         [
             AttemptStarted(999.5, *elsewhere, prompt_bytes=None, streamed=None),
             Rejected(999.6, *elsewhere, 429, Verdict.SATURATED, 3.0, reason="kv"),
+            AnswerRead(999.6, *elsewhere, Output.NONE, "an end mark alone"),
             AttemptEnded(999.6, *elsewhere, 999.5, 429, Outcome.COMPLETE, False, 0.1),
             AttemptEnded(999.7, *elsewhere, 999.7, 0, Outcome.UNREACHABLE, False, None),
             SignalsRead(999.8, *elsewhere[:2], Signals(), error="refused"),
@@ -225,7 +228,8 @@ async def test_series_of_a_gone_endpoint_vanish_at_once(state: AdminState, metri
     both = decision("chat", 1.0, "a:80", "b:80")
     state.decisions["chat"] = both
     for address in ("10.0.0.1:80", "10.0.0.2:80"):
-        metrics.observe([*attempt(address), Rejected(1.0, "chat", address, "r", 503, Verdict.UNKNOWN, None)])
+        read = AnswerRead(1.0, "chat", address, "r", Output.OUTPUT)
+        metrics.observe([*attempt(address), read, Rejected(1.0, "chat", address, "r", 503, Verdict.UNKNOWN, None)])
         metrics.observe([SignalsRead(1.0, "chat", address, Signals(), error="refused")])
     metrics.decided(both, 0.001)
     assert 'trimtab_step_seconds_count{pool="chat"}' in await values(metrics)

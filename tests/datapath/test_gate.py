@@ -216,7 +216,7 @@ async def test_an_answer_without_output_is_tried_elsewhere(rig: Rig, step: str) 
     assert attempts == 2
 
 
-@pytest.mark.parametrize("step", WITHOUT_OUTPUT)
+@pytest.mark.parametrize("step", [step for step in WITHOUT_OUTPUT if step != "moved"])  # which the client follows
 async def test_one_that_every_endpoint_gives_reaches_the_client_as_it_is(rig: Rig, step: str) -> None:
     answer, attempts = await do(rig, step)
     given = Script.steps[step]

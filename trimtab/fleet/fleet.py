@@ -123,6 +123,8 @@ class Fleet:
     def recall(self, at: float, address: str, memory: ProfileMemory) -> None:
         """Let an endpoint begin with what was remembered of it at `at`."""
         self._profiles[address].recall(at, memory)
+        if memory.ttft_samples:
+            self._peers.prove(self._profiles[address].id)
 
     def remember(self, now: float) -> Mapping[str, ProfileMemory]:
         """What is worth keeping over a restart, by address."""

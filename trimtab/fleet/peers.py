@@ -16,10 +16,12 @@ from trimtab.fleet.snapshot import EndpointId
 # An endpoint is suspected where its answers would come about by chance less often than this, if it were like the
 # others. An endpoint is looked at with each answer, so a large pool would meet 1 in 1,000 several times a minute.
 _CHANCE = 1e-6
+# One that has never given output is more likely to be set up wrongly than one that has to be broken all of a sudden.
+_CHANCE_UNPROVEN = 3e-4
 # And its share without output is so many times what the others make probable.
 _STANDS_OUT = 2.0
 _LATEST = 24  # answers of an endpoint that are judged together
-_LEAST_MISSING = 4
+_LEAST_MISSING = 3
 # An answer is compared with so many of other endpoints before it, and as many after it, within this time.
 _NEAR = 16
 _NEAR_S = 60.0
@@ -76,6 +78,7 @@ class Peers:
     def __init__(self) -> None:
         self._by_kind: dict[RequestKind, list[Answer]] = {}  # each by time; the most recently used kind is the last
         self._latest: dict[EndpointId, deque[Answer]] = {}
+        self._proven: set[EndpointId] = set()  # endpoints that have given output
         self._news: set[EndpointId] = set()  # that gave no output since `suspects` was asked last
 
     def add(self, answer: Answer) -> None:
@@ -91,9 +94,19 @@ class Peers:
         self._latest.setdefault(answer.endpoint, deque(maxlen=_LATEST)).append(answer)
         if answer.missing:
             self._news.add(answer.endpoint)
+        else:
+            self._proven.add(answer.endpoint)
+
+    def prove(self, endpoint: EndpointId) -> None:
+        """An endpoint is known to have given output before."""
+        self._proven.add(endpoint)
 
     def forget(self, endpoint: EndpointId) -> None:
-        """Drop what an endpoint has answered: it is gone, or was judged by it."""
+        """Drop what an endpoint that is gone has answered."""
+        self._begin_anew(endpoint)
+        self._proven.discard(endpoint)
+
+    def _begin_anew(self, endpoint: EndpointId) -> None:
         self._latest.pop(endpoint, None)
         self._news.discard(endpoint)
 
@@ -109,7 +122,7 @@ class Peers:
             missing = [answer for answer in latest if answer.missing]
             if len(missing) >= _LEAST_MISSING and self._stands_out(endpoint, latest, len(missing)):
                 yield endpoint, self._why(endpoint, latest, missing)
-                self.forget(endpoint)
+                self._begin_anew(endpoint)
         self._news.clear()
 
     def _stands_out(self, endpoint: EndpointId, latest: "deque[Answer]", missing: int) -> bool:
@@ -119,10 +132,13 @@ class Peers:
             others.update(near)
             without = sum(bool(other.missing) for other in near)
             chances.append((without + _PRIOR) / (len(near) + _PRIOR))  # 1 where there is nobody to compare with
+        if missing <= _STANDS_OUT * sum(chances):
+            return False
+        if endpoint not in self._proven:
+            return at_least(missing, chances) < _CHANCE_UNPROVEN
         mean = sum(chances) / len(chances)
         doubt = sqrt(mean * (1.0 - mean) / max(1, len(others)))  # the standard error of that mean
-        chances = [min(1.0, chance + doubt) for chance in chances]
-        return missing > _STANDS_OUT * sum(chances) and at_least(missing, chances) < _CHANCE
+        return at_least(missing, [min(1.0, chance + doubt) for chance in chances]) < _CHANCE
 
     def _near(self, endpoint: EndpointId, kind: RequestKind, at: float) -> list[Answer]:
         """Answers of other endpoints that came about when one came at `at`: to the same caller, or else to anybody."""

@@ -124,9 +124,9 @@ class Standing:
 
     def suspected(self, suspected: Suspected, numbers: Shaping) -> None:
         """Take in that the endpoint is taken for dead."""
-        self._signs.append(suspected.sign)
         mid_answer = suspected.sign is Sign.STALLED
         if self._breaker.suspect(suspected.at, suspected.since, numbers, mid_answer=mid_answer):
+            self._signs.append(suspected.sign)
             self._why[Judgement.FAILURE] = suspected.why
 
     def recent(self, now: float) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from tests.heart.scene import (
     observer_missed,
     rejected,
     started,
+    stream_read,
     token,
 )
 from trimtab.fleet.observation import Outcome, Output, Verdict
@@ -240,15 +241,15 @@ class TestUnary:
         assert scene.at(A).prediction_error is not None
         assert view.ttft_samples == 20
 
-    def test_lengths_that_differ_tell_what_the_first_token_took(self) -> None:
+    def test_what_a_further_token_takes_is_taken_off_where_it_is_known(self) -> None:
         scene = Scene([A, B])
-        for number in range(40):
-            at, tokens = 1000.0 + number * 10, (20, 400)[number % 2]
-            took_s = 0.5 + 0.01 * (tokens - 1)
-            scene.see(started(at, A, f"r{number}", streamed=False))
-            scene.see(answer_read(at + took_s, A, f"r{number}", output_tokens=tokens))
-            scene.see(ended(at + took_s, at, A, f"r{number}", streamed=False))
-        assert scene.view(A).ttft_s == pytest.approx(0.5, abs=0.1)
+        for number in range(10):
+            at = 1000.0 + number * 10
+            scene.see(*answered(at, 0.5, A, f"s{number}"), stream_read(at + 0.505, A, f"s{number}", gaps_s=[0.01] * 9))
+            scene.see(started(at + 1, A, f"r{number}", streamed=False))
+            scene.see(answer_read(at + 2.49, A, f"r{number}", output_tokens=100))
+            scene.see(ended(at + 2.49, at + 1, A, f"r{number}", streamed=False))
+        assert scene.view(A).ttft_s == pytest.approx(0.5, abs=0.02)
 
     def test_without_a_count_the_length_is_that_of_the_body(self) -> None:
         scene = self.learned(2.0, None, body_bytes=300 + 400)

@@ -55,7 +55,7 @@ async def test_unary_and_streamed_work_is_spread_alike(tmp_path: Path) -> None:
                 a100, cpu = [len(await engines[name].attempts(number)) for number in (0, 1)]
                 shares[name] = a100 / (a100 + cpu)
                 rows = await trimtab.endpoints(name)
-                print(name, a100, cpu, {key: (row["ttft_s"], row["reason"]) for key, row in rows.items()})
+                print(name, a100, cpu)
                 assert all(row["ttft_s"] for row in rows.values()), "every endpoint shows a TTFT"
         print(json.dumps(shares))
         assert shares["unary"] == pytest.approx(shares["streamed"], abs=0.1)

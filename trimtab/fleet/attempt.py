@@ -33,6 +33,7 @@ class Attempt:
     in_flight: int = 0  # likewise
     leased: bool = False
     waiting: bool = False  # for a token, as far as it is known
+    is_prefilled: bool = False  # by an estimate: its prompt is outstanding no more
     witness: bool = False  # its token would be seen, so its waiting shows silence
     token_at: float | None = None
     read_until: float = -inf  # when what was last read of its stream after that was seen

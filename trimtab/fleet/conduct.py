@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from trimtab.fleet.attempt import Attempt, Judgement
 from trimtab.fleet.averages import Ewma, FadingShare
@@ -37,7 +38,7 @@ from trimtab.fleet.signs import Sign, Suspected
 from trimtab.fleet.silence import Silence
 from trimtab.fleet.snapshot import EndpointId, TokenSample
 from trimtab.fleet.token_ratio import PromptMeter
-from trimtab.fleet.unary import UnaryTimes, tokens_of, ttft_of
+from trimtab.fleet.unary import tokens_of, ttft_of
 
 # Long enough to outlast a burst, short enough that an endpoint is not held to what it was a minute ago.
 ERROR_HALF_LIFE_S = 10.0
@@ -107,12 +108,14 @@ class Conduct:
 
     __slots__ = (
         "_answer_times",
+        "_answered_start",
         "_born_at",
         "_coverage",
         "_departed",
         "_endpoint",
         "_held",
         "_joinable",
+        "_longest_answer_s",
         "_marks_ends",
         "_outputs",
         "_pace",
@@ -120,7 +123,6 @@ class Conduct:
         "_prompts",
         "_silence",
         "_tell",
-        "_unary",
         "_unsettled",
         "early_ends",
         "engine_gap_s",
@@ -161,7 +163,8 @@ class Conduct:
         self._silence = Silence()
         self._marks_ends = False  # a stream of it was seen to end as its protocol says
         self.life = Life()
-        self._unary = UnaryTimes()
+        self._answered_start = -inf  # when the latest of the unary requests that were answered was sent
+        self._longest_answer_s = 0.0  # of the pool, lately
         self.engine_ttft_s: float | None = None  # by the engine's own histogram, over the last seconds
         self.engine_gap_s: float | None = None  # likewise, from one token to the next
         self.early_ends = EarlyEnds()
@@ -238,6 +241,8 @@ class Conduct:
             self._close(now, self._unsettled.pop(0)[1])
         self._held.tidy(now)
         self.ledger.tidy(now)
+        if (ttft_s := self.ttft.value(now)) is not None:
+            self.ledger.assume_prefilled(now - ttft_s)
 
     def suspect(
         self,
@@ -251,6 +256,7 @@ class Conduct:
 
         `longest_answer_s` is how long the longest answer in one piece took of late, of any endpoint of the pool.
         """
+        self._longest_answer_s = longest_answer_s
         since = self.life.told_at
         if usual_ttft_s is not None:
             stream = self.ledger.waiting_stream(since, self._coverage.silent_rank(now))
@@ -276,8 +282,15 @@ class Conduct:
         return self.ledger.wait(now, self._coverage.silent_rank(now))
 
     def silence(self, now: float) -> float:
-        """The longest wait [s] for a first token that is seen, or remembered of clients that gave up."""
-        return max(self.wait(now), self._silence.wait(now))
+        """The longest wait [s] for a first token that is seen, or remembered of clients that gave up.
+
+        Of a unary request it is what it waits beyond the longest answer of the pool, unless a later one was answered: then
+        it is a long one.
+        """
+        since = max(self._answered_start, self._coverage.missed_until, self.life.told_at)
+        answer = self.ledger.waiting_answer(since) if self._longest_answer_s else None
+        overdue_s = now - answer.started_at - self._longest_answer_s if answer else 0.0
+        return max(self.wait(now), self._silence.wait(now), overdue_s)
 
     def known_ttft(self, now: float) -> float | None:
         """The mean of samples [s], raised to what is seen to take longer now. None: nothing was seen."""
@@ -391,7 +404,7 @@ class Conduct:
             return
         ttft_s = max(0.0, token_at - attempt.started_at)
         self._pace.spoke(token_at, ttft_s)
-        self._teach(attempt, token_at, ttft_s)
+        self._teach(attempt, token_at, ttft_s, attempt.outstanding_prompt_bytes)
 
     def _learn_unary(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
         """Learn from a whole answer what its first token took.
@@ -399,16 +412,16 @@ class Conduct:
         The engine knows best, if its histogram is read; else the further tokens are taken off the whole time.
         """
         took_s = max(0.0, ended.at - attempt.started_at)
+        self._answered_start = max(self._answered_start, attempt.started_at)
         counted = attempt.answer.output_tokens if attempt.answer else None
         tokens = tokens_of(ended.body_bytes) if counted is None else float(max(1, counted))
-        self._unary.add(took_s, tokens)
         ttft_s = self.engine_ttft_s
         if ttft_s is None:
-            gap_s = self._pace.inter_token_s(now) or self.engine_gap_s or self._unary.gap_s
-            ttft_s = ttft_of(took_s, tokens, gap_s)
-        self._teach(attempt, min(now, ended.at), min(ttft_s, took_s))
+            ttft_s = ttft_of(took_s, tokens, self._pace.inter_token_s(now) or self.engine_gap_s)
+        # Which of the prompts before it were computed when it was sent is not known: only its own surely was not.
+        self._teach(attempt, min(now, ended.at), min(ttft_s, took_s), attempt.prompt_bytes or 0)
 
-    def _teach(self, attempt: Attempt, token_at: float, ttft_s: float) -> None:
+    def _teach(self, attempt: Attempt, token_at: float, ttft_s: float, outstanding_prompt_bytes: int) -> None:
         self.ttft.add(token_at, ttft_s)
         if attempt.seen_to_start and attempt.prompt_bytes is not None:
             self._tell(
@@ -417,7 +430,7 @@ class Conduct:
                     at=token_at,
                     ttft_s=ttft_s,
                     prompt_bytes=attempt.prompt_bytes,
-                    outstanding_prompt_bytes=attempt.outstanding_prompt_bytes,
+                    outstanding_prompt_bytes=outstanding_prompt_bytes,
                     in_flight=attempt.in_flight,
                 )
             )

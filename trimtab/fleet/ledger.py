@@ -73,6 +73,7 @@ class Ledger:
         "_horizon",
         "_leases",
         "_others",
+        "_prefilled_until",
         "_streams",
         "outstanding_prompt_bytes",
         "prompt_bytes_sent",
@@ -85,6 +86,7 @@ class Ledger:
         self._streams = AgeQueue()  # without a token, where one would be seen
         self._others = AgeQueue()  # where none would be: answers in one piece, and streams that were missed
         self._ended: list[tuple[float, Attempt]] = []  # by arrival; a deque would keep the blocks of a rush
+        self._prefilled_until = -inf
         self._horizon = -inf  # what happened until then can no longer be told from a repetition
         self.outstanding_prompt_bytes = 0
         self.prompt_bytes_sent = 0  # in all, ever
@@ -178,6 +180,20 @@ class Ledger:
             for unseen in self._streams.before(attempt.started_at):
                 self._stop_waiting(unseen)
 
+    def assume_prefilled(self, until: float) -> None:
+        """The prompts of unary attempts that started by `until` are most likely computed.
+
+        Nobody sees their first token. Until their ends they would count as prompts that wait, and an engine that
+        generates long answers would pass for one that is slow to begin.
+        """
+        for attempt in self._others.after(self._prefilled_until):
+            if attempt.started_at > until:
+                break
+            if attempt.streamed is False:
+                attempt.is_prefilled = True
+                self.outstanding_prompt_bytes -= attempt.prompt_bytes or 0
+        self._prefilled_until = max(self._prefilled_until, until)
+
     def doubt(self, until: float) -> None:
         """The first tokens of streams that started before `until` may have gone unseen."""
         for stream in self._streams.before(until):
@@ -237,7 +253,8 @@ class Ledger:
         if attempt.waiting:
             attempt.waiting = False
             self._queue_of(attempt).discard(attempt)
-            self.outstanding_prompt_bytes -= attempt.prompt_bytes or 0
+            if not attempt.is_prefilled:
+                self.outstanding_prompt_bytes -= attempt.prompt_bytes or 0
 
     def _release(self, now: float, attempt: Attempt) -> None:
         if attempt.leased:

@@ -253,7 +253,7 @@ class ExtProc(Strict):
     workers: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Processes behind the one address.")
     sample_percent: Percent = Field(
         100,
-        description="Share of streamed attempts that are watched, before the CPU budget lowers it. "
+        description="Share of attempts whose answers are watched, before the CPU budget lowers it. "
         "0 watches none: TTFT is then the time of the first body byte.",
     )
     full_stream_percent: Percent = Field(

@@ -284,8 +284,8 @@ class Conduct:
     def silence(self, now: float) -> float:
         """The longest wait [s] for a first token that is seen, or remembered of clients that gave up.
 
-        Of a unary request it is what it waits beyond the longest answer of the pool, unless a later one was answered: then
-        it is a long one.
+        Of a unary request it is what it waits beyond the longest answer of the pool. If a later one was answered, it is
+        only a long one.
         """
         since = max(self._answered_start, self._coverage.missed_until, self.life.told_at)
         answer = self.ledger.waiting_answer(since) if self._longest_answer_s else None

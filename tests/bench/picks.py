@@ -34,7 +34,7 @@ from xds_server.snapshot import TypeUrl
 
 SEEDS = 3  # clusters of each candidate
 WORKERS = (1, 4)
-REQUESTS = 200  # of each cluster in each cell
+REQUESTS = 100  # of each cluster in each cell
 PUSHES_PER_S = 10
 RATES_PER_S = (0.5, 2.5, 25, 250)
 SHARE = 0.6
@@ -81,9 +81,8 @@ _FINE = 1_000_000
 CANDIDATES = (
     Candidate("round_robin", _ROUND_ROBIN),
     Candidate("jitter 0.5 %", _ROUND_ROBIN, 0.005),
-    Candidate("jitter 1 %, fine", _ROUND_ROBIN, 0.01, _FINE),
-    Candidate("jitter 3 %, fine", _ROUND_ROBIN, 0.03, _FINE),
-    Candidate("least_request, 1 %, fine", _LEAST_REQUEST, 0.01, _FINE),
+    Candidate("jitter 2 %, fine", _ROUND_ROBIN, 0.02, _FINE),  # what is pushed
+    Candidate("least_request, 2 %, fine", _LEAST_REQUEST, 0.02, _FINE),
     Candidate("maglev 1009", _maglev(1009)),
     Candidate("maglev 65537", _maglev(65537)),
 )

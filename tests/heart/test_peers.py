@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.fleet.peers import Answer, Peers, RequestKind, at_least, request_kind
@@ -124,6 +124,7 @@ def test_what_it_keeps_is_bounded() -> None:
     assert max(map(len, peers._by_kind.values())) <= 512
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_one_broken_endpoint_among_any_callers_is_found_and_nobody_else(data: st.DataObject) -> None:
     """Whatever part of the requests is bad, up to a third, and however many endpoints there are."""
@@ -141,6 +142,7 @@ def test_one_broken_endpoint_among_any_callers_is_found_and_nobody_else(data: st
     assert suspects == [broken]
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), st.floats(0, 1), st.integers(2, 6))
 def test_bad_callers_put_nobody_out(seed: int, bad_share: float, count: int) -> None:
     rng, peers = Random(seed), Peers()

@@ -13,8 +13,10 @@ USABLE = [name for name in usable_names(fleet({}, {})) if name in laws()]
 KINDS = [kind for kind in get_args(Answers) if kind != "output"]
 
 
-@pytest.mark.parametrize("law", USABLE)
-@pytest.mark.parametrize("answers", KINDS)
+@pytest.mark.parametrize(
+    ("law", "answers"),
+    [*((law, "not_found") for law in USABLE), *(("predicted_ttft", kind) for kind in KINDS if kind != "not_found")],
+)
 def test_it_gets_next_to_nothing(law: str, answers: str) -> None:
     """10 requests a second for half a minute, to two engines that are well and a broken one."""
     engines = fleet({"count": 2}, {"name": "broken", "answers": answers})

@@ -13,7 +13,7 @@ from trimtab.cli.local_stack import on_free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
-STARTS, REQUESTS, EVERY_S = 4, 100, 0.2
+STARTS, REQUESTS, EVERY_S = 4, 80, 0.13
 
 
 async def test_equal_engines_get_what_their_weights_say(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ _ATTRIBUTES = [
 # What ends a hold is the first token, the route's deadline, the client's departure or the loss of the service, whose
 # connection is watched. This is only here because Envoy would give up after 200 ms, and it may not be longer.
 _HELD_AT_MOST = timedelta(hours=1)
+_GATED_LIMIT = timedelta(seconds=1)
 
 
 def upstream_filters(pool: Pool, policy: ExtProc, *, hedged: bool) -> list[HttpFilter]:
@@ -92,12 +93,15 @@ def upstream_filters(pool: Pool, policy: ExtProc, *, hedged: bool) -> list[HttpF
         request_header(":method", StringMatcher(exact="POST")),
     )
     is_long = response_header("content-length", regex(_LONG_BODY))
+    limit = timedelta(milliseconds=policy.reject_timeout_ms)
     if pool.gate.enabled:
         gated = all_of(status_in([200]), is_stream)
         watching = [only_if(gated, _EXT_PROC, _gate()), only_if(gated, _EXT_PROC, _watch(Role.WATCH_GATED))]
         asks_for_stream = metadata_is_true(METADATA_NAMESPACE, STREAM_KEY)
         # What a request for a stream got in the place of one may be retried, so it is held like an error.
         is_held = any_of(is_held, all_of(asks_for_stream, negated(is_stream)))
+        # The service has its own limit, and one that is stopped is noticed by then. One that is busy costs no retry.
+        limit = max(limit, _GATED_LIMIT)
         watched = all_of(is_unary, negated(asks_for_stream))
     else:
         watching = []
@@ -105,8 +109,8 @@ def upstream_filters(pool: Pool, policy: ExtProc, *, hedged: bool) -> list[HttpF
     return [
         *watching,
         only_if(all_of(watched, _sampled(policy.sample_percent)), _EXT_PROC, _watch(Role.WATCH)),
-        only_if(all_of(is_held, negated(is_long)), _EXT_PROC, _reject(policy, Role.REJECT)),
-        only_if(all_of(is_held, is_long), _EXT_PROC, _reject(policy, Role.REJECT_HEADERS)),
+        only_if(all_of(is_held, negated(is_long)), _EXT_PROC, _reject(Role.REJECT, limit)),
+        only_if(all_of(is_held, is_long), _EXT_PROC, _reject(Role.REJECT_HEADERS, limit)),
         *_unread_mark(pool, hedged=hedged),
         HttpFilter(name=_CODEC, typed_config=Any.pack(UpstreamCodec())),
     ]
@@ -172,7 +176,7 @@ def _watch(role: Role) -> ExternalProcessor:
     )
 
 
-def _reject(policy: ExtProc, role: Role) -> ExternalProcessor:
+def _reject(role: Role, limit: timedelta) -> ExternalProcessor:
     """The error is held until the service says whether to retry it: having seen enough of it, or at its deadline.
 
     Held, because a retry drops what is left of an answer. The body is sent in pieces that wait for no reply:
@@ -184,7 +188,7 @@ def _reject(policy: ExtProc, role: Role) -> ExternalProcessor:
         grpc_service=grpc_service(EXT_PROC_CLUSTER, **{ROLE_HEADER: role}),
         stat_prefix=role.replace("-", "_"),
         failure_mode_allow=True,
-        message_timeout=timedelta(milliseconds=policy.reject_timeout_ms),
+        message_timeout=limit,
         processing_mode=_mode(body),
         send_body_without_waiting_for_header_response=role is Role.REJECT,
         response_attributes=_ATTRIBUTES,

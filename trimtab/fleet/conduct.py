@@ -508,10 +508,11 @@ class Conduct:
 
     def _note_reading(self, attempt: Attempt, ended: AttemptEnded) -> None:
         """Follow how many answers are read, and how many of these have output."""
-        if attempt.answer is not None:
-            self._outputs.add(ended.at, float(attempt.answer.output is Output.OUTPUT), 1.0)
+        is_read = attempt.has_output or attempt.answer is not None or attempt.rejected is not None
+        if is_read:
+            self._outputs.add(ended.at, float(attempt.has_output), 1.0)
         if not ended.streamed and _is_for_reading(ended) and not self._coverage.missed(attempt.started_at):
-            self._coverage.add_answer(ended.at, seen=attempt.answer is not None or attempt.rejected is not None)
+            self._coverage.add_answer(ended.at, seen=is_read)
 
     def _take_back(self, attempt: Attempt) -> None:
         if attempt.judgement is not None:

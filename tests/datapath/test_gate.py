@@ -21,7 +21,7 @@ from xds_server.resources import RUNTIME_NAME, runtime_resource
 from xds_server.resources.local_replies import ANTHROPIC_PATH
 from xds_server.snapshot import TypeUrl
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.asyncio(loop_scope="module")]
 
 DEADLINE_S = 1.0
 ROLE = event("", role="assistant")
@@ -70,6 +70,10 @@ class Script:
         "cut-json": Body(200, b'{"choices": [{"message"'),
         "other-json": Body(200, b'{"status": "ok"}'),
         "done-alone": Chunks([(0, DONE)]),
+        "ndjson": Chunks(
+            [(0, b'{"response": "a"}\n'), (1, b'{"response": "b"}\n')], headers={"content-type": "application/x-ndjson"}
+        ),
+        "sound": Chunks([(0, b"\x00\x01"), (1, b"\x02")], headers={"content-type": "audio/mpeg"}),
         "whole-json": Body(200, b'{"choices": [{"message": {"content": "hi"}}]}'),
         "unsaid-429": Body(429, b"?"),
         "unsaid-500": Body(500, b"?"),
@@ -232,7 +236,7 @@ async def test_a_whole_answer_in_the_place_of_a_stream_passes(rig: Rig) -> None:
     assert (answer.status, attempts) == (200, 1)
 
 
-@pytest.mark.parametrize("step", ["odd-coding", "foreign"])
+@pytest.mark.parametrize("step", ["odd-coding", "foreign", "ndjson", "sound"])
 async def test_what_cannot_be_read_passes_at_once(rig: Rig, step: str) -> None:
     answer, attempts = await do(rig, step)
     assert (answer.status, attempts) == (200, 1)

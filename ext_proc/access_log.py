@@ -88,6 +88,8 @@ def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEn
                 request_id=entry.request.request_id,
                 prompt_bytes=_content_length(entry),
                 streamed=_STREAMED[asked_by_route(common.route_name)],
+                path=_path(entry),
+                caller=common.downstream_remote_address.socket_address.address,
             )
         case data.AccessLogType.UpstreamEnd if _was_tried(common):
             started_at = _seconds(common.start_time)
@@ -107,7 +109,7 @@ def observation_of(entry: data.HTTPAccessLogEntry) -> AttemptStarted | AttemptEn
                 # In the upstream log the two directions are swapped: this is what came from the endpoint.
                 body_bytes=entry.request.request_body_bytes,
                 content_type=content_type,
-                path=entry.request.path.partition("?")[0][:_LONGEST_PATH],
+                path=_path(entry),
                 caller=common.downstream_remote_address.socket_address.address,
             )
     return None
@@ -134,6 +136,11 @@ def _outcome(entry: data.HTTPAccessLogEntry) -> Outcome:
     if common.HasField("time_to_last_upstream_rx_byte") or entry.response.response_code.value >= 400:
         return Outcome.COMPLETE
     return Outcome.ABORTED
+
+
+def _path(entry: data.HTTPAccessLogEntry) -> str:
+    path: str = entry.request.path
+    return path.partition("?")[0][:_LONGEST_PATH]
 
 
 def media_type(content_type: str) -> str:

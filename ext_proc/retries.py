@@ -28,7 +28,16 @@ _BEFORE_HEDGES_S = 0.5
 # Statuses of answers that are the caller's doing as a rule.
 _OF_THE_CALLER = frozenset({400, 413, 414, 415, 422})
 _LATELY_S = 60.0
-_REMEMBERED = 1024  # endpoints of a pool
+_REMEMBERED = 1024  # endpoints, and kinds of requests
+
+
+class Asked(NamedTuple):
+    """A kind of requests that got an answer without output."""
+
+    pool: str  # that answered
+    status: int
+    path: str = ""
+    caller: str = ""
 
 
 class _Endpoints(NamedTuple):
@@ -54,7 +63,7 @@ class RetryAdvice:
         self._former: dict[str, Retries] = {}  # of the policy before: a request keeps the route that it was given
         self._endpoints: dict[str, _Endpoints] = {}
         self._saved: dict[str, float] = defaultdict(float)
-        self._without_output: dict[tuple[str, int], dict[str, float]] = {}  # when each endpoint gave such an answer
+        self._without_output: dict[Asked, dict[str, float]] = {}  # when each endpoint gave such an answer
         self.take_policy(pools)
 
     def take_policy(self, pools: Iterable[Pool]) -> None:
@@ -64,7 +73,7 @@ class RetryAdvice:
         for name in self._saved.keys() - self._retries.keys() - self._former.keys():
             del self._saved[name]
         known = self._retries.keys() | self._former.keys()
-        self._without_output = {key: given for key, given in self._without_output.items() if key[0] in known}
+        self._without_output = {asked: given for asked, given in self._without_output.items() if asked.pool in known}
 
     def take_states(self, states: pb.PoolStates) -> None:
         """Take in what the control plane does with the endpoints of all pools."""
@@ -106,16 +115,20 @@ class RetryAdvice:
             return True
         return bool(endpoints.taking - {address}) and self._spend(pool)
 
-    def is_worth_another(self, now: float, pool: str, address: str, status: int, hedge_in_s: float = inf) -> bool:
-        """Whether to retry an answer without output that the endpoint at `address` gave at `now` with `status`.
+    def is_worth_another(self, now: float, asked: Asked, address: str, hedge_in_s: float = inf) -> bool:
+        """Whether to retry an answer without output that the endpoint at `address` gave at `now`.
 
         It is unless the other endpoints gave such an answer lately: then it is the caller's doing. Of a status that
         mostly is, one other endpoint is enough.
         """
-        given = self._without_output.setdefault((pool, status), {})
+        pool, status = asked.pool, asked.status
+        given = self._without_output.pop(asked, {})
         given[address] = now
+        self._without_output[asked] = given
         if len(given) > _REMEMBERED:
             del given[next(iter(given))]
+        if len(self._without_output) > _REMEMBERED:
+            del self._without_output[next(iter(self._without_output))]
         if hedge_in_s < _BEFORE_HEDGES_S:
             return False
         others_gave = {other for other, at in given.items() if other != address and now - at < _LATELY_S}

@@ -20,7 +20,7 @@ from ext_proc.close_look import CloseLook
 from ext_proc.gate import GONE, LATE, Meetings, Refusal, mark, settle, too_late
 from ext_proc.quiet_log import QuietLog
 from ext_proc.request_clock import RequestClock
-from ext_proc.retries import RetryAdvice
+from ext_proc.retries import Asked, RetryAdvice
 from ext_proc.unary import UnaryWatch, observation_of, read_unary
 from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
@@ -182,7 +182,7 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
             seen = self._judge(attempt, headers, bytes(body), is_whole=is_whole)
             if seen is not None:
                 self._report([seen])
-        await _write(stream, mark(retry=self._is_retried(first, attempt, int(headers[":status"]), seen)))
+        await _write(stream, mark(retry=self._is_retried(first, attempt, headers, seen)))
 
     def _judge(
         self, attempt: Attempt, headers: dict[str, str], body: bytes, *, is_whole: bool
@@ -208,8 +208,9 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         )
 
     def _is_retried(
-        self, first: pb.ProcessingRequest, attempt: Attempt, status: int, seen: Rejected | AnswerRead | None
+        self, first: pb.ProcessingRequest, attempt: Attempt, headers: dict[str, str], seen: Rejected | AnswerRead | None
     ) -> bool:
+        status = int(headers[":status"])
         if isinstance(seen, Rejected) and (status != 200 or seen.verdict is not Verdict.UNKNOWN):
             return self._is_worth_a_retry(first, attempt, status, seen.verdict)
         if isinstance(seen, AnswerRead) and seen.output is not Output.NONE:
@@ -221,7 +222,8 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         if self.retries.are_spent(asked_pool, attempts):
             return False
         hedge_in_s = _hedge_in_s(first, self._request_clock.now())
-        return self.retries.is_worth_another(self._clock(), attempt.pool, attempt.address, status, hedge_in_s)
+        asked = Asked(attempt.pool, status, attempt.path, _caller(first))
+        return self.retries.is_worth_another(self._clock(), asked, attempt.address, hedge_in_s)
 
     def _is_worth_a_retry(self, first: pb.ProcessingRequest, attempt: Attempt, status: int, verdict: Verdict) -> bool:
         asked_pool, attempts = _asked_pool(first), _attempts(first)
@@ -273,6 +275,11 @@ def _hedge(message: pb.ProcessingRequest) -> Hedge | None:
 
 def _asked_pool(message: pb.ProcessingRequest) -> str:
     return pool_of_route(_attributes(message)["xds.route_name"].string_value)
+
+
+def _caller(message: pb.ProcessingRequest) -> str:
+    """The IP address that sent the request."""
+    return _attributes(message)["source.address"].string_value.rpartition(":")[0]
 
 
 def _attempts(message: pb.ProcessingRequest) -> int:

@@ -12,24 +12,32 @@ from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, Opening
 from trimtab.fleet.observation import AnswerRead, Observation, Output, Rejected
 
-# Requests at these paths are answered by a model, in a shape that is known.
-_GENERATION = (
-    "/chat/completions",
-    "/completions",
-    "/completion",
-    "/messages",
-    "/responses",
-    "/generate",
-    "/generate_stream",
-    "/infill",
-)
+# Requests at these paths are answered by a model, in a shape that is known: OpenAI's and Anthropic's behind any prefix,
+# and the engines' own.
+_GENERATION_ENDS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+_GENERATION = ("/generate", "/generate_stream", "/infill", "/completion", "/api/generate", "/api/chat")
 # What generated text is called in the answers of the APIs and engines that are known, and what other results are.
-_TEXTS = ("generated_text", "text", "content", "text_output", "output", "outputs")
-_OTHER_RESULTS = ("data", "results", "embedding", "embeddings", "tokens")
-_COUNTS = ("completion_tokens", "output_tokens", "generated_tokens", "tokens_predicted")
+_TEXTS = (
+    "generated_text",
+    "text",
+    "content",
+    "text_output",
+    "output",
+    "outputs",
+    "output_ids",
+    "response",
+    "message",
+    "generations",
+    "embedding",
+)
+_OTHER_RESULTS = ("data", "results", "embeddings", "tokens")
+# An object that has one of these is an answer of some API, if not one that is known.
+_OF_AN_API = frozenset({"id", "object", "model", "usage", "stop_reason", "outputs", "model_name", "done"})
+_COUNTS = ("completion_tokens", "output_tokens", "generated_tokens", "tokens_predicted", "eval_count")
 _COUNTED_IN = ("usage", "details", "meta_info", "timings")
 _BEGINS_WITH_RESULT = re.compile(rb'"(?:choices|%s)"\s*:' % "|".join(_TEXTS + _OTHER_RESULTS).encode())
-_BEGINS_WITH_ERROR = re.compile(rb'^\s*\{\s*"(?:error|detail)"')
+_TELLS_ERROR = re.compile(rb'"(?:error|detail|errors)"')
+_BEGINNING = 512  # bytes in which a long error says that it is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +119,14 @@ def read_unary(body: bytes, headers: Mapping[str, str], path: str, *, is_whole: 
     if not plain.strip():
         return UnaryAnswer(Output.NONE, "an empty body")
     try:
-        document = json.loads(plain.decode("utf-8", "replace"))
+        document = json.loads(plain.decode("utf-8-sig", "replace"), strict=False)
     except (ValueError, RecursionError):
         is_cut = plain.lstrip()[:1] in (b"{", b"[")
         return UnaryAnswer(Output.NONE, "JSON that is cut or malformed" if is_cut else "a body that is no JSON")
     if isinstance(document, list) and document and isinstance(document[0], dict):
         document = document[0]  # TGI answers with a list of one
-    generates = path.rstrip("/").endswith(_GENERATION)
+    path = path.rstrip("/")
+    generates = path in _GENERATION or path.endswith(_GENERATION_ENDS)
     if not isinstance(document, dict):
         return _of_no_known_shape(generates and not isinstance(document, list))
     return _read_object(document, plain, generates)
@@ -127,15 +136,16 @@ def _read_object(answer: Mapping[str, Any], plain: bytes, generates: bool) -> Un
     if answer.get("error") or "error" in (answer.get("object"), answer.get("type")) or answer.get("status") == "failed":
         return UnaryAnswer(Output.NONE, "an error", error=plain)
     choices = answer.get("choices")
-    if isinstance(choices, list):
-        made = [choice for choice in choices if isinstance(choice, dict)]
-        if not made:
-            return UnaryAnswer(Output.NONE, "no choice in it")
-        if all(choice.get("finish_reason") in GAVE_UP for choice in made):
-            return UnaryAnswer(Output.NONE, "an answer that the engine gave up")
-    elif not any(_is_result(answer.get(key)) for key in (_TEXTS if generates else _TEXTS + _OTHER_RESULTS)):
-        return _of_no_known_shape(generates)
-    return UnaryAnswer(Output.OUTPUT, output_tokens=_output_tokens(answer))
+    made = [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    reasons = [choice.get("finish_reason") for choice in made]
+    if isinstance(meta := answer.get("meta_info"), dict) and isinstance(reason := meta.get("finish_reason"), dict):
+        reasons.append(reason.get("type"))
+    if reasons and all(reason in GAVE_UP for reason in reasons):
+        return UnaryAnswer(Output.NONE, "an answer that the engine gave up")
+    keys = _TEXTS if generates else _TEXTS + _OTHER_RESULTS
+    if made or any(_is_result(answer.get(key)) for key in keys):
+        return UnaryAnswer(Output.OUTPUT, output_tokens=_output_tokens(answer))
+    return _of_no_known_shape(generates and _OF_AN_API.isdisjoint(answer))
 
 
 def _is_result(value: Any) -> bool:
@@ -147,7 +157,7 @@ def _of_no_known_shape(generates: bool) -> UnaryAnswer:
 
 
 def _read_beginning(plain: bytes) -> UnaryAnswer:
-    if _BEGINS_WITH_RESULT.search(plain) and not _BEGINS_WITH_ERROR.match(plain):
+    if _BEGINS_WITH_RESULT.search(plain) and not _TELLS_ERROR.search(plain, 0, _BEGINNING):
         return UnaryAnswer(Output.OUTPUT)
     return UnaryAnswer(Output.UNKNOWN, "a long body of no known API")
 

@@ -35,7 +35,12 @@ def to_proto(observation: Observation) -> pb.Observation:
     match observation:
         case AttemptStarted():
             what = pb.Observation(
-                started=pb.AttemptStarted(prompt_bytes=observation.prompt_bytes, streamed=observation.streamed)
+                started=pb.AttemptStarted(
+                    prompt_bytes=observation.prompt_bytes,
+                    streamed=observation.streamed,
+                    path=observation.path,
+                    caller=observation.caller,
+                )
             )
         case FirstToken():
             what = pb.Observation(first_token=pb.FirstToken())
@@ -107,6 +112,8 @@ def from_proto(message: pb.Observation) -> Observation | None:
                 request_id,
                 prompt_bytes=started.prompt_bytes if started.HasField("prompt_bytes") else None,
                 streamed=started.streamed if started.HasField("streamed") else None,
+                path=started.path,
+                caller=started.caller,
             )
         case "first_token":
             return FirstToken(at, pool, address, request_id)

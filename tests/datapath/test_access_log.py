@@ -58,6 +58,7 @@ def entry(
 
 
 STARTED_AT = 1795971455.25
+PATH, CALLER = "/v1/chat/completions", "192.0.2.7"
 
 
 def ended(record: HTTPAccessLogEntry) -> AttemptEnded:
@@ -88,7 +89,7 @@ def test_an_end() -> None:
 @pytest.mark.parametrize(("route", "streamed"), [("p/stream", True), ("p/unary", False), ("p/unknown", None)])
 def test_a_start_tells_what_was_asked_for_by_its_route(route: str, streamed: bool | None) -> None:
     start = observation_of(entry("UpstreamPoolReady", route=route))
-    assert start == AttemptStarted(STARTED_AT, "p", "10.0.0.1:8000", "id-1", 1234, streamed)
+    assert start == AttemptStarted(STARTED_AT, "p", "10.0.0.1:8000", "id-1", 1234, streamed, PATH, CALLER)
 
 
 def test_a_start_and_its_end_are_joined_by_the_start() -> None:

@@ -30,9 +30,16 @@ A, B, C = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"
 
 
 def started(
-    at: float, address: str = A, request: str = "r", *, streamed: bool | None = True, prompt: int | None = 100
+    at: float,
+    address: str = A,
+    request: str = "r",
+    *,
+    streamed: bool | None = True,
+    prompt: int | None = 100,
+    path: str = "/v1/chat/completions",
+    caller: str = "192.0.2.1",
 ) -> AttemptStarted:
-    return AttemptStarted(at, POOL, address, request, prompt, streamed)
+    return AttemptStarted(at, POOL, address, request, prompt, streamed, path, caller)
 
 
 def token(at: float, address: str = A, request: str = "r") -> FirstToken:

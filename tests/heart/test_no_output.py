@@ -194,9 +194,20 @@ class TestUnread:
     )
     def test_only_output_closes_a_breaker(self, output: Output | None, state: State) -> None:
         scene = self.open_one()
+        scene.see(*self.unary(1030.0, B, "other", Output.OUTPUT))
         scene.see(*self.unary(1031.0, A, "try", output))
         scene.step(1033.0)
         assert scene.at(A).state == state
+
+    @pytest.mark.parametrize("content_type", ["audio/mpeg", "application/x-ndjson", "text/plain"])
+    def test_a_whole_answer_of_a_format_that_is_not_known_does_where_no_other_endpoint_gives_a_known_one(
+        self, content_type: str
+    ) -> None:
+        scene = self.open_one()
+        speech = ended(1031.5, 1031.0, A, "try", streamed=False, content_type=content_type)
+        scene.see(started(1031.0, A, "try", streamed=False), speech)
+        scene.run(1033.0)
+        assert scene.at(A).state in (State.RAMPING, State.UP)
 
     def test_where_most_answers_go_unread_a_whole_one_is_taken_for_output(self) -> None:
         scene = self.open_one()

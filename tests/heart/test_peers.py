@@ -118,10 +118,14 @@ def test_what_it_keeps_is_bounded() -> None:
     peers = Peers()
     for number in range(5000):
         tell(peers, 1000.0 + number, A, kind=request_kind(f"/{number}", f"192.0.2.{number % 200}", number))
-    assert len(peers._by_kind) <= 64
+    assert len(peers._by_kind) <= 128
     for number in range(5000):
         tell(peers, 9000.0 + number, A)
-    assert max(map(len, peers._by_kind.values())) <= 512
+    assert max(map(len, peers._by_kind.values())) <= 256
+    for number in range(5000):
+        tell(peers, 20_000.0 + number, A, "404", kind=request_kind(f"/x{number}", "198.51.100.7", 1))
+    assert len(peers._without) <= 128
+    assert len(peers._by_kind[CHAT]) == 256, "kinds without output take nobody's place"
 
 
 @settings(max_examples=30)

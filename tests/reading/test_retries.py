@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from ext_proc.retries import RetryAdvice
+from ext_proc.retries import Asked, RetryAdvice
 from trimtab.fleet.observation import AttemptEnded, Outcome, Verdict
 from trimtab.policy.model import Pool
 from trimtab.v1 import feedback_pb2 as pb
@@ -151,19 +151,21 @@ class TestAnswersWithoutOutput:
 
     @pytest.mark.parametrize("status", [200, 204, 307, 401, 404, 400])
     def test_another_endpoint_is_tried(self, status: int) -> None:
-        assert self.advice().is_worth_another(100.0, "p", A, status)
+        assert self.advice().is_worth_another(100.0, Asked("p", status), A)
 
     def test_not_where_no_other_is_given_work(self) -> None:
-        assert not self.advice(states(a="up", b="open")).is_worth_another(100.0, "p", A, 404)
-        assert not self.advice(states(a="up")).is_worth_another(100.0, "p", A, 404)
+        assert not self.advice(states(a="up", b="open")).is_worth_another(100.0, Asked("p", 404), A)
+        assert not self.advice(states(a="up")).is_worth_another(100.0, Asked("p", 404), A)
 
     def test_what_all_others_gave_lately_is_the_callers_doing(self) -> None:
         advice = self.advice()
-        assert advice.is_worth_another(100.0, "p", A, 404)
-        assert not advice.is_worth_another(100.1, "p", B, 404)
-        assert not advice.is_worth_another(101.0, "p", A, 404)
-        assert advice.is_worth_another(101.0, "p", A, 401), "another answer"
-        assert advice.is_worth_another(170.0, "p", A, 404), "too long ago"
+        assert advice.is_worth_another(100.0, Asked("p", 404), A)
+        assert not advice.is_worth_another(100.1, Asked("p", 404), B)
+        assert not advice.is_worth_another(101.0, Asked("p", 404), A)
+        assert advice.is_worth_another(101.0, Asked("p", 401), A), "another answer"
+        assert advice.is_worth_another(101.0, Asked("p", 404, "/v1/x"), A), "another path"
+        assert advice.is_worth_another(101.0, Asked("p", 404, "", "192.0.2.9"), A), "another caller"
+        assert advice.is_worth_another(170.0, Asked("p", 404), A), "too long ago"
 
     def test_of_a_status_that_is_the_callers_as_a_rule_one_other_is_enough(self) -> None:
         three = pb.PoolStates()
@@ -171,17 +173,17 @@ class TestAnswersWithoutOutput:
         three.pools[0].endpoints.add(address="10.0.0.3:8000", state="up", takes_work=True)
         advice = self.advice(three)
         for status, is_worth_it in ((404, True), (400, False), (422, False)):
-            advice.is_worth_another(100.0, "p", A, status)
-            assert advice.is_worth_another(100.1, "p", B, status) is is_worth_it
+            advice.is_worth_another(100.0, Asked("p", status), A)
+            assert advice.is_worth_another(100.1, Asked("p", status), B) is is_worth_it
 
     def test_not_right_before_a_hedge(self) -> None:
-        assert not self.advice().is_worth_another(100.0, "p", A, 404, hedge_in_s=0.2)
+        assert not self.advice().is_worth_another(100.0, Asked("p", 404), A, hedge_in_s=0.2)
 
     def test_what_is_remembered_is_bounded_and_goes_with_the_pool(self) -> None:
         advice = self.advice()
         for number in range(3000):
-            advice.is_worth_another(100.0, "p", f"10.0.0.1:{number}", 404)
-        assert len(advice._without_output["p", 404]) <= 1024
+            advice.is_worth_another(100.0, Asked("p", 404), f"10.0.0.1:{number}")
+        assert len(advice._without_output[Asked("p", 404)]) <= 1024
         for _ in range(2):
             advice.take_policy([])
         assert not advice._without_output

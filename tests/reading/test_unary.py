@@ -41,6 +41,10 @@ def read(body: object, path: str = CHAT) -> tuple[Output, str, int | None]:
         ("/completion", {"content": "a", "tokens_predicted": 4}, 4),
         ("/v1/embeddings", {"object": "list", "data": [{"embedding": [0.1]}]}, None),
         ("/v1/rerank", {"results": [{"index": 0}]}, None),
+        ("/api/generate", {"model": "m", "response": "", "done": True, "eval_count": 5}, 5),
+        ("/api/chat", {"message": {"role": "assistant", "content": "a"}, "done": True}, None),
+        ("/generate", {"output_ids": [1, 2], "meta_info": {"finish_reason": {"type": "stop"}}}, None),
+        ("/prefix/v1/chat/completions", COMPLETION, 7),
     ],
 )
 def test_model_output(path: str, answer: object, tokens: int | None) -> None:
@@ -58,12 +62,31 @@ def test_model_output(path: str, answer: object, tokens: int | None) -> None:
         ({"status": "ok"}, "JSON of no known API"),
         ({"data": [1]}, "JSON of no known API"),
         ("text", "JSON of no known API"),
-        ({"choices": []}, "no choice in it"),
+        ({"choices": []}, "JSON of no known API"),
+        ({"text": "", "meta_info": {"finish_reason": {"type": "abort"}}}, "an answer that the engine gave up"),
         ({"choices": [{"finish_reason": "abort"}]}, "an answer that the engine gave up"),
     ],
 )
 def test_no_output(body: object, reason: str) -> None:
     assert read(body)[:2] == (Output.NONE, reason)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"id": "r", "object": "response", "status": "incomplete", "output": []}),
+        ("/v1/messages", {"id": "m", "content": [], "stop_reason": "end_turn"}),
+        (CHAT, {"choices": [], "usage": {"completion_tokens": 0}}),
+        ("/my/app/generate", {"status": "ok"}),
+    ],
+)
+def test_an_answer_of_an_api_without_a_result_says_nothing(path: str, body: object) -> None:
+    assert read(body, path)[0] is Output.UNKNOWN
+
+
+def test_a_mark_of_byte_order_and_raw_control_characters_do_not_matter() -> None:
+    assert read(b"\xef\xbb\xbf" + json.dumps(COMPLETION).encode())[0] is Output.OUTPUT
+    assert read(b'{"choices": [{"message": {"content": "a\tb"}}]}')[0] is Output.OUTPUT
 
 
 @pytest.mark.parametrize("body", [{"status": "ok"}, [1, 2], [[0.1]], {"scores": [1]}])

@@ -28,6 +28,8 @@ class Attempt:
     started_at: float
     prompt_bytes: int | None = None
     streamed: bool | None = None  # as asked for
+    path: str = ""
+    caller: str = ""
     seen_to_start: bool = False  # False: only its end was seen, so the load that it met is unknown
     outstanding_prompt_bytes: int = 0  # of the endpoint when it was sent, itself included
     in_flight: int = 0  # likewise
@@ -44,6 +46,7 @@ class Attempt:
     judged_at: float = 0.0
     served: bool = False  # the engine has taken in its prompt
     is_compared: bool = False  # with what other endpoints answered
+    is_settled: bool = False  # it is judged and ended, and what follows from that was learned
 
     @property
     def has_output(self) -> bool:

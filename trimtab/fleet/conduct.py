@@ -364,7 +364,7 @@ class Conduct:
             return
         if attempt.judgement is None and (not is_success(ended.status) or self._is_presumed(attempt, ended)):
             return
-        if self._peers.give_output(self._endpoint, _kind(attempt, ended), ended.at) is False:
+        if self._peers.give_output(self._endpoint, _kind(attempt), ended.at) is False:
             return
         until = attempt.started_at + self._answer_times.usual_s(now)
         if until > now:
@@ -372,9 +372,9 @@ class Conduct:
 
     def _compare(self, attempt: Attempt, ended: AttemptEnded) -> None:
         """Set an answer that is judged beside what other endpoints give."""
-        if attempt.is_compared or not attempt.asks_for_output:
+        if attempt.is_settled or not attempt.asks_for_output:
             return
-        attempt.is_compared = True
+        attempt.is_settled = True
         if is_success(ended.status) and ended.outcome is Outcome.COMPLETE:
             self._note_reading(attempt, ended)
         missing = ""
@@ -384,14 +384,19 @@ class Conduct:
                 if not ended.streamed and not self._coverage.missed(attempt.started_at):
                     self._learn_unary(ended.at, attempt, ended)
             case Judgement.NO_OUTPUT:
-                missing = explain_missing(attempt, ended)
+                missing = explain_missing(attempt)
             case Judgement.FAILURE if ended.status and not attempt.has_output:
-                missing = explain_missing(attempt, ended)
+                missing = explain_missing(attempt)
             case Judgement.UNKNOWN if attempt.answer is not None or not _is_for_reading(ended):
-                missing = explain_missing(attempt, ended)
+                missing = explain_missing(attempt)
             case _:
                 return
-        self._peers.add(Answer(ended.at, self._endpoint, _kind(attempt, ended), missing))
+        self._tell_peers(attempt, ended.at, missing)
+
+    def _tell_peers(self, attempt: Attempt, at: float, missing: str) -> None:
+        if not attempt.is_compared and attempt.asks_for_output:
+            attempt.is_compared = True
+            self._peers.add(Answer(at, self._endpoint, _kind(attempt), missing))
 
     def _speak(self, now: float, attempt: Attempt, token_at: float) -> None:
         attempt.token_at = token_at
@@ -400,6 +405,7 @@ class Conduct:
         self._silence.spoke(attempt.ended.at if attempt.ended else token_at)
         self.life.alive(token_at)
         self._tell(Spoke(self._endpoint, token_at, attempt.started_at))
+        self._tell_peers(attempt, token_at, "")
         if self._coverage.missed(attempt.started_at):
             return
         ttft_s = max(0.0, token_at - attempt.started_at)
@@ -488,11 +494,12 @@ class Conduct:
         attempt.judgement, attempt.judged_at = judgement, at
         generated = attempt.has_output
         others_answer = False
-        if (ended := attempt.ended) is not None:
-            generated = generated or self._is_presumed(attempt, ended)
-            if judgement is Judgement.NO_OUTPUT:
-                why = explain_missing(attempt, ended)
-                others_answer = bool(self._peers.give_output(self._endpoint, _kind(attempt, ended), ended.at))
+        ended = attempt.ended
+        if judgement is Judgement.NO_OUTPUT:
+            why = explain_missing(attempt)
+            others_answer = bool(self._peers.give_output(self._endpoint, _kind(attempt), at))
+        if ended is not None:
+            generated = generated or self._is_presumed(attempt, ended) or self._is_foreign(attempt, ended)
             self._compare(attempt, ended)
         self._count(at, attempt.started_at, judgement, retry_after_s, why, generated, sign, others_answer)
 
@@ -505,6 +512,16 @@ class Conduct:
         if not (self._coverage.missed(attempt.started_at) or self._coverage.leaves_out(ended.at, ended.streamed)):
             return False
         return self._outputs.share(ended.at, prior_hits=1.0, prior_total=1.0) > _MOSTLY
+
+    def _is_foreign(self, attempt: Attempt, ended: AttemptEnded) -> bool:
+        """Whether a whole answer is of a format that is not known, and no other endpoint gives a known one."""
+        if not (is_success(ended.status) and ended.outcome is Outcome.COMPLETE and ended.body_bytes):
+            return False
+        if attempt.judgement is not Judgement.UNKNOWN or not attempt.asks_for_output:
+            return False
+        is_read = attempt.answer is not None
+        gives_output = self._peers.give_output(self._endpoint, _kind(attempt), ended.at)
+        return (is_read or not _is_for_reading(ended)) and not gives_output
 
     def _note_reading(self, attempt: Attempt, ended: AttemptEnded) -> None:
         """Follow how many answers are read, and how many of these have output."""
@@ -580,8 +597,9 @@ def _verdict(rejected: Rejected, *, had_output: bool = False) -> Judgement:
     return judge_verdict(rejected.verdict, rejected.status, rejected.in_stream, had_output=had_output)
 
 
-def _kind(attempt: Attempt, ended: AttemptEnded) -> RequestKind:
-    return request_kind(ended.path, ended.caller, attempt.prompt_bytes or ended.prompt_bytes)
+def _kind(attempt: Attempt) -> RequestKind:
+    prompt_bytes = attempt.prompt_bytes or (attempt.ended.prompt_bytes if attempt.ended else None)
+    return request_kind(attempt.path, attempt.caller, prompt_bytes)
 
 
 def _is_for_reading(ended: AttemptEnded) -> bool:

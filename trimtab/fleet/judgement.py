@@ -125,12 +125,13 @@ def explain(event: Rejected | AttemptEnded) -> str:
     return f"status {event.status}"
 
 
-def explain_missing(attempt: Attempt, ended: AttemptEnded) -> str:
+def explain_missing(attempt: Attempt) -> str:
     """What came in the place of output, in a few words."""
-    if attempt.rejected is not None and attempt.rejected.in_stream:
-        return "200 with an error"
+    ended = attempt.ended
     if attempt.answer is not None:
         return f"200 with {attempt.answer.reason}"
+    if ended is None or (attempt.rejected is not None and attempt.rejected.in_stream):
+        return "200 with an error"
     if is_success(ended.status) and ended.status != _NO_CONTENT:
         return f"{ended.status} with {ended.content_type or 'no content'}"
     return f"{ended.status}"

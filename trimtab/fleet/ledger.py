@@ -130,6 +130,8 @@ class Ledger:
             at,
             prompt_bytes=started.prompt_bytes,
             streamed=started.streamed,
+            path=started.path,
+            caller=started.caller,
             seen_to_start=True,
             outstanding_prompt_bytes=self.outstanding_prompt_bytes,
             leased=True,
@@ -151,7 +153,9 @@ class Ledger:
         if attempt is None:
             if ended.started_at < self._born_at or ended.at <= self._horizon:
                 return None
-            attempt = Attempt(ended.request_id, ended.started_at, streamed=ended.streamed)
+            attempt = Attempt(
+                ended.request_id, ended.started_at, streamed=ended.streamed, path=ended.path, caller=ended.caller
+            )
             self._by_request.setdefault(ended.request_id, []).append(attempt)
             self._remember(now, attempt)
         elif attempt.ended is not None:

@@ -57,6 +57,8 @@ class AttemptStarted:
     request_id: str
     prompt_bytes: int | None  # content-length of the request; None if chunked
     streamed: bool | None  # the request asked for a stream; None if Envoy could not tell
+    path: str = ""  # of the request, without its query
+    caller: str = ""  # the IP address that sent the request, as Envoy knows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,8 @@ class AttemptEnded:
     prompt_bytes: int | None = None
     body_bytes: int = 0  # received from the endpoint
     content_type: str = ""  # the answer's media type in lower case, without parameters; empty: it names none
-    path: str = ""  # of the request, without its query
-    caller: str = ""  # the IP address that sent the request, as Envoy knows it
+    path: str = ""  # as in the start, and likewise the next
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)

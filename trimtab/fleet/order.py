@@ -27,6 +27,10 @@ def _maybe(number: float | None) -> float:
     return -1.0 if number is None else number
 
 
+def _asked(o: AttemptStarted) -> tuple[float | str, ...]:
+    return _maybe(o.prompt_bytes), _maybe(o.streamed), o.path, o.caller
+
+
 def _answer(o: AttemptEnded) -> tuple[float, ...]:
     return o.streamed, _maybe(o.first_byte_s), _maybe(o.prompt_bytes), o.body_bytes
 
@@ -41,7 +45,7 @@ _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     ClusterChanged: lambda o: (o.at, 1, "cluster"),
     ObserverMissed: lambda o: (o.at, 1, "observer"),
     LoadReported: lambda o: (o.at, 1, "report", o.node, repr(o)),
-    AttemptStarted: lambda o: (o.at, 2, o.address, o.request_id, _maybe(o.prompt_bytes), _maybe(o.streamed)),
+    AttemptStarted: lambda o: (o.at, 2, o.address, o.request_id, *_asked(o)),
     FirstToken: lambda o: (o.at, 3, o.address, o.request_id),
     Rejected: lambda o: (o.at, 4, o.address, o.request_id, repr(o)),
     AnswerRead: lambda o: (o.at, 3, o.address, o.request_id, repr(o)),

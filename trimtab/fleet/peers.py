@@ -27,10 +27,11 @@ _NEAR = 16
 _NEAR_S = 60.0
 # Fewer answers to the same caller say nothing: then all callers of the same path are looked at.
 _ENOUGH_OF_CALLER = 4
+_STEPS = 4 * _NEAR  # answers that are looked at for that, where one endpoint gives nearly all
 # Half an answer without output is imagined beside those that are seen, so that no share is 0.
 _PRIOR = 0.5
-_KINDS_MAX = 64  # the least recently used are forgotten
-_KIND_MAX = 512  # answers that are kept of each
+_KINDS_MAX = 128  # the least recently used are forgotten
+_KIND_MAX = 256  # answers that are kept of each
 
 _HINTS = (
     ("404", "is the model loaded?"),
@@ -51,7 +52,7 @@ class RequestKind:
 
     @property
     def of_any_caller(self) -> "RequestKind":
-        return RequestKind(self.path)
+        return RequestKind(self.path, size=self.size)
 
 
 def request_kind(path: str, caller: str, prompt_bytes: int | None) -> RequestKind:
@@ -73,28 +74,29 @@ _at = attrgetter("at")
 
 
 class Peers:
-    """The latest answers of a pool's endpoints. Times are Unix seconds."""
+    """The latest answers of a pool's endpoints. Times are Unix seconds.
+
+    Only kinds of requests to which some endpoint gave output say anything, so nobody can fill the memory with others.
+    """
 
     def __init__(self) -> None:
         self._by_kind: dict[RequestKind, list[Answer]] = {}  # each by time; the most recently used kind is the last
-        self._latest: dict[EndpointId, deque[Answer]] = {}
+        self._without: dict[RequestKind, list[Answer]] = {}  # likewise, of kinds that got no output yet
+        self._latest: dict[EndpointId, deque[Answer]] = {}  # those by which an endpoint is judged
+        self._known: set[EndpointId] = set()
         self._proven: set[EndpointId] = set()  # endpoints that have given output
         self._news: set[EndpointId] = set()  # that gave no output since `suspects` was asked last
 
     def add(self, answer: Answer) -> None:
         """Take in an answer."""
+        self._known.add(answer.endpoint)
+        if self._is_telling(answer):
+            self._latest.setdefault(answer.endpoint, deque(maxlen=_LATEST)).append(answer)
+            if answer.missing:
+                self._news.add(answer.endpoint)
         for kind in (answer.kind, answer.kind.of_any_caller):
-            answers = self._by_kind.pop(kind, [])
-            insort_right(answers, answer, key=_at)
-            if len(answers) > _KIND_MAX:
-                del answers[0]
-            self._by_kind[kind] = answers
-        while len(self._by_kind) > _KINDS_MAX:
-            del self._by_kind[next(iter(self._by_kind))]
-        self._latest.setdefault(answer.endpoint, deque(maxlen=_LATEST)).append(answer)
-        if answer.missing:
-            self._news.add(answer.endpoint)
-        else:
+            self._keep(kind, answer)
+        if not answer.missing:
             self._proven.add(answer.endpoint)
 
     def prove(self, endpoint: EndpointId) -> None:
@@ -104,11 +106,8 @@ class Peers:
     def forget(self, endpoint: EndpointId) -> None:
         """Drop what an endpoint that is gone has answered."""
         self._begin_anew(endpoint)
+        self._known.discard(endpoint)
         self._proven.discard(endpoint)
-
-    def _begin_anew(self, endpoint: EndpointId) -> None:
-        self._latest.pop(endpoint, None)
-        self._news.discard(endpoint)
 
     def give_output(self, endpoint: EndpointId, kind: RequestKind, at: float) -> bool | None:
         """Whether other endpoints gave output to such requests at about `at`. None: they had none to answer."""
@@ -118,38 +117,88 @@ class Peers:
     def suspects(self) -> Iterator[tuple[EndpointId, str]]:
         """Endpoints without output where others give it, and why. Each is told once, and begins anew then."""
         for endpoint in sorted(self._news):
-            latest = self._latest.get(endpoint, deque())
-            missing = [answer for answer in latest if answer.missing]
-            if len(missing) >= _LEAST_MISSING and self._stands_out(endpoint, latest, len(missing)):
-                yield endpoint, self._why(endpoint, latest, missing)
+            if (why := self._why(endpoint, self._latest[endpoint])) is not None:
+                yield endpoint, why
                 self._begin_anew(endpoint)
         self._news.clear()
 
-    def _stands_out(self, endpoint: EndpointId, latest: "deque[Answer]", missing: int) -> bool:
+    def _begin_anew(self, endpoint: EndpointId) -> None:
+        self._latest.pop(endpoint, None)
+        self._news.discard(endpoint)
+
+    def _is_telling(self, answer: Answer) -> bool:
+        """Whether an answer says something of its endpoint.
+
+        One without output does where others give output to such requests. Of a caller who has asked nobody else it does
+        once: all that he asks may be bad.
+        """
+        if not answer.missing:
+            return True
+        if not self.give_output(answer.endpoint, answer.kind, answer.at):
+            return False
+        if self._near_of(answer.endpoint, answer.kind, answer.at):
+            return True
+        latest = self._latest.get(answer.endpoint, ())
+        return not any(other.missing and other.kind == answer.kind for other in latest)
+
+    def _keep(self, kind: RequestKind, answer: Answer) -> None:
+        if answer.missing and kind not in self._by_kind:
+            kinds, most = self._without, _NEAR
+        else:
+            kinds, most = self._by_kind, _KIND_MAX
+        answers = kinds.pop(kind, None) or self._without.pop(kind, [])
+        insort_right(answers, answer, key=_at)
+        if len(answers) > most:
+            del answers[0]
+        kinds[kind] = answers
+        if len(kinds) > _KINDS_MAX:
+            del kinds[next(iter(kinds))]
+
+    def _why(self, endpoint: EndpointId, latest: "deque[Answer]") -> str | None:
+        """Why an endpoint is suspected; None if it is not."""
+        missing = Counter(answer.missing for answer in latest if answer.missing)
+        if missing.total() < _LEAST_MISSING:
+            return None
         chances, others = [], set[Answer]()
         for answer in latest:
             near = self._near(endpoint, answer.kind, answer.at)
             others.update(near)
-            without = sum(bool(other.missing) for other in near)
-            chances.append((without + _PRIOR) / (len(near) + _PRIOR))  # 1 where there is nobody to compare with
-        if missing <= _STANDS_OUT * sum(chances):
-            return False
+            chances.append(_chance(near))
+        without = sum(bool(other.missing) for other in others)
+        count = missing.total()
+        if count <= _STANDS_OUT * sum(chances) or not self._is_unlikely(endpoint, count, chances, len(others)):
+            return None
+        ((what, _),) = missing.most_common(1)
+        hint = next((f": {hint}" for text, hint in _HINTS if text in what), "")
+        here = f"{missing.total()} of {len(latest)} requests got {what} here"
+        return f"{here}, {without} of {len(others)} elsewhere{hint}"
+
+    def _is_unlikely(self, endpoint: EndpointId, missing: int, chances: list[float], others: int) -> bool:
         if endpoint not in self._proven:
             return at_least(missing, chances) < _CHANCE_UNPROVEN
         mean = sum(chances) / len(chances)
-        doubt = sqrt(mean * (1.0 - mean) / max(1, len(others)))  # the standard error of that mean
+        doubt = sqrt(mean * (1.0 - mean) / max(1, others))  # the standard error of that mean
         return at_least(missing, [min(1.0, chance + doubt) for chance in chances]) < _CHANCE
 
     def _near(self, endpoint: EndpointId, kind: RequestKind, at: float) -> list[Answer]:
-        """Answers of other endpoints that came about when one came at `at`: to the same caller, or else to anybody."""
+        """Answers of other endpoints that came about when one came at `at`: to the same caller, or else to anybody.
+
+        A caller who got no output from anybody else is compared with himself, however little he asked.
+        """
+        if self._known <= {endpoint}:
+            return []
         near = self._near_of(endpoint, kind, at)
-        return near if len(near) >= _ENOUGH_OF_CALLER else self._near_of(endpoint, kind.of_any_caller, at)
+        if len(near) >= _ENOUGH_OF_CALLER or (near and all(other.missing for other in near)):
+            return near
+        return self._near_of(endpoint, kind.of_any_caller, at)
 
     def _near_of(self, endpoint: EndpointId, kind: RequestKind, at: float) -> list[Answer]:
-        answers = self._by_kind.get(kind, [])
+        answers = self._by_kind.get(kind) or self._without.get(kind, [])
         here = bisect_left(answers, at, key=_at)
         near: list[Answer] = []
-        for indices in (range(here - 1, -1, -1), range(here, len(answers))):
+        before = range(here - 1, max(-1, here - 1 - _STEPS), -1)
+        after = range(here, min(len(answers), here + _STEPS))
+        for indices in (before, after):
             found = 0
             for index in indices:
                 other = answers[index]
@@ -160,19 +209,11 @@ class Peers:
                     found += 1
         return near
 
-    def _why(self, endpoint: EndpointId, latest: "deque[Answer]", missing: list[Answer]) -> str:
-        since = latest[0].at
-        paths = {answer.kind.of_any_caller for answer in latest}
-        others = [
-            other
-            for path in paths
-            for other in self._by_kind.get(path, ())
-            if other.endpoint != endpoint and other.at >= since
-        ]
-        without = sum(bool(other.missing) for other in others)
-        ((what, _),) = Counter(answer.missing for answer in missing).most_common(1)
-        hint = next((f": {hint}" for text, hint in _HINTS if text in what), "")
-        return f"{len(missing)} of {len(latest)} requests got {what} here, {without} of {len(others)} elsewhere{hint}"
+
+def _chance(near: list[Answer]) -> float:
+    """The chance of an answer without output, by those of others; 1 where there are none."""
+    without = sum(bool(other.missing) for other in near)
+    return (without + _PRIOR) / (len(near) + _PRIOR)
 
 
 def at_least(count: int, chances: list[float]) -> float:

@@ -63,16 +63,15 @@ _CODEC = "envoy.filters.http.upstream_codec"
 # length the service takes the beginning and ends the stream.
 _LONG_BODY = r"[0-9]{6,}"
 
-# Formats of streams that nobody reads here: they pass.
-_OTHER_STREAMS = (
-    r"(?i)\s*((audio|image|video|multipart)/|application/([\w.+-]*[.+-])?(ndjson|jsonl|json-seq|jsonlines)).*"
-)
+# Formats that nobody reads here, and that may be streams: they pass.
+_OTHER_FORMATS = r"(?i)\s*(audio|image|video|multipart|application)/.*"
 
 # Attributes of the answer: those of the request are only delivered with a message about the request.
 _ATTRIBUTES = [
     "request.id",
     "request.time",
     "request.url_path",
+    "source.address",
     "upstream.address",
     "upstream.local_address",
     "upstream.request_attempt_count",
@@ -104,8 +103,9 @@ def upstream_filters(pool: Pool, policy: ExtProc, *, hedged: bool) -> list[HttpF
         watching = [only_if(gated, _EXT_PROC, _gate()), only_if(gated, _EXT_PROC, _watch(Role.WATCH_GATED))]
         asks_for_stream = metadata_is_true(METADATA_NAMESPACE, STREAM_KEY)
         # What a request for a stream got in the place of one may be retried, so it is held like an error.
-        is_other_stream = response_header("content-type", regex(_OTHER_STREAMS))
-        is_held = any_of(is_held, all_of(asks_for_stream, negated(is_stream), negated(is_other_stream)))
+        is_json = response_header("content-type", regex(JSON_CONTENT_TYPE))
+        is_other = all_of(status_in([200]), response_header("content-type", regex(_OTHER_FORMATS)), negated(is_json))
+        is_held = any_of(is_held, all_of(asks_for_stream, negated(is_stream), negated(is_other)))
         # The service has its own limit, and one that is stopped is noticed by then. One that is busy costs no retry.
         limit = max(limit, _GATED_LIMIT)
         watched = all_of(is_unary, negated(asks_for_stream))

@@ -87,6 +87,29 @@ def test_half_open_a_bad_request_decides_nothing() -> None:
     assert scene.at(C).state == State.HALF_OPEN
 
 
+def test_half_open_a_caller_who_gets_no_output_anywhere_decides_nothing_although_others_are_served() -> None:
+    scene = working()
+    scene.run(1060.0)
+    scene.see(*answered(1060.0, 0.3, A, "well"), *answered(1060.0, 0.3, B, "well too"))
+    for at, address, request in ((1060.4, A, "b1"), (1060.45, B, "b2"), (1060.5, C, "b3")):
+        scene.see(started(at, address, request, caller="198.51.100.7"))
+        scene.see(ended(at + 0.01, at, address, request, status=404, streamed=False))
+    scene.step(1061.0)
+    assert scene.at(C).state == State.HALF_OPEN
+
+
+def test_a_first_token_counts_as_output_before_its_stream_has_ended() -> None:
+    """A newcomer streams long answers: all of its answers that have ended are bad requests."""
+    scene = Scene([A, B, C])
+    for number in range(40):
+        at = 1000.0 + number
+        for address in (A, B, C):
+            scene.see(started(at, address, f"s{address}{number}"), token(at + 0.3, address, f"s{address}{number}"))
+        scene.see(*without_output(at + 0.5, C, f"x{number}", status=404) if number % 5 == 0 else [])
+        scene.step(at + 0.9)
+        assert scene.at(C).state == State.UP
+
+
 def test_a_pool_of_one_is_left_alone() -> None:
     scene = Scene([A])
     for number in range(50):

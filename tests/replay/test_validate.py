@@ -12,7 +12,7 @@ from trimtab.cli import validate
 @pytest.mark.alone
 def test_both_sides_are_run_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "ARMS", {"trimtab": "predicted_ttft"})
-    monkeypatch.setattr(validate, "CUT_AFTER_LAST_S", 3.0)
+    monkeypatch.setattr(validate, "CUT_AFTER_LAST_S", 8.0)
     screen = io.StringIO()
     report = validate.validate(5, 1, Console(file=screen, width=120))
     row = report["laws"]["predicted_ttft"]

@@ -78,7 +78,7 @@ async def test_an_engine_that_hangs_with_its_health_green_gets_no_traffic(tmp_pa
     """Out within 5 s. Healed, it answers what it held back, so it need not wait for its breaker: back within 5 s."""
     trimtab = Trimtab(tmp_path, "up", policy_for(engines))
     name = engines.names[0]
-    hung_at, healed_at, end = 2.0, 8.0, 15.0
+    hung_at, healed_at, end = 2.0, 8.0, 17.0
     async with running(trimtab):
         await trimtab.wait_serving()
         async with asyncio.TaskGroup() as tasks:

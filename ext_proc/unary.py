@@ -9,7 +9,7 @@ from typing import Any
 from ext_proc.dialects import GAVE_UP
 from ext_proc.encoding import UnknownCoding, decode_body
 from ext_proc.verdict import MAX_BODY, RejectionReader
-from ext_proc.watch import Attempt, Opening
+from ext_proc.watch import Attempt, Opening, error_inside
 from trimtab.fleet.observation import AnswerRead, Observation, Output, Rejected
 
 # Requests at these paths are answered by a model, in a shape that is known: OpenAI's and Anthropic's behind any prefix,
@@ -81,17 +81,7 @@ def observation_of(
     """What is reported of an answer. An error inside a 200 is judged by the rules like one inside a stream."""
     if answer.error:
         judged = rejections.judge(200, headers, answer.error, now)
-        return Rejected(
-            at=now,
-            pool=attempt.pool,
-            address=attempt.address,
-            request_id=attempt.request_id,
-            status=200,
-            verdict=judged.verdict,
-            retry_after_s=judged.retry_after_s,
-            in_stream=True,
-            reason=judged.rule,
-        )
+        return error_inside(now, attempt, judged.verdict, judged.retry_after_s, judged.rule)
     return AnswerRead(
         at=now,
         pool=attempt.pool,

@@ -105,7 +105,7 @@ class StreamWatch:
                 seen.append(self._answer_read(now, Output.UNKNOWN, "events of no known API"))
             elif not self._began:
                 self._open(OpeningKind.EMPTY, Verdict.UNAVAILABLE)
-                seen.append(self._rejected(now, Verdict.UNAVAILABLE, None, "empty-stream"))
+                seen.append(error_inside(now, self._attempt, Verdict.UNAVAILABLE, None, "empty-stream"))
             self._finish(now, seen, finished=False, cut_short=self._reader.is_unfinished)
         elif self._is_due(now):
             seen.append(self._read(now))
@@ -147,7 +147,7 @@ class StreamWatch:
             self._finish(now, seen, finished=False, verdict=judgement.verdict)
         else:
             self._open(OpeningKind.ERROR, judgement.verdict, data)
-            seen.append(self._rejected(now, judgement.verdict, judgement.retry_after_s, judgement.rule))
+            seen.append(error_inside(now, self._attempt, judgement.verdict, judgement.retry_after_s, judgement.rule))
             self.done = True
 
     def _finish(
@@ -185,15 +185,17 @@ class StreamWatch:
             cut_short=cut_short,
         )
 
-    def _rejected(self, now: float, verdict: Verdict, retry_after_s: float | None, reason: str) -> Rejected:
-        return Rejected(
-            at=now,
-            pool=self._attempt.pool,
-            address=self._attempt.address,
-            request_id=self._attempt.request_id,
-            status=200,
-            verdict=verdict,
-            retry_after_s=retry_after_s,
-            in_stream=True,
-            reason=reason,
-        )
+
+def error_inside(now: float, attempt: Attempt, verdict: Verdict, retry_after_s: float | None, reason: str) -> Rejected:
+    """The report of an error that was told in an answer of status 200."""
+    return Rejected(
+        at=now,
+        pool=attempt.pool,
+        address=attempt.address,
+        request_id=attempt.request_id,
+        status=200,
+        verdict=verdict,
+        retry_after_s=retry_after_s,
+        in_stream=True,
+        reason=reason,
+    )

@@ -25,7 +25,7 @@ _LEAST_MISSING = 3
 # An answer is compared with so many of other endpoints before it, and as many after it, within this time.
 _NEAR = 16
 _NEAR_S = 60.0
-# Fewer answers to the same caller say nothing: then all callers of the same path are looked at.
+# Fewer answers to the same caller say nothing: then all callers of the same path and size are looked at.
 _ENOUGH_OF_CALLER = 4
 _STEPS = 4 * _NEAR  # answers that are looked at for that, where one endpoint gives nearly all
 # Half an answer without output is imagined beside those that are seen, so that no share is 0.

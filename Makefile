@@ -32,10 +32,10 @@ prometheus: $(STAMP)
 	echo "no prometheus: the tests that need one are skipped"
 
 # Most tests of processes wait more than they compute, so there are more workers than cores. Those that measure would
-# lose their time to others.
+# lose their time to so many.
 test: $(STAMP) lint prometheus
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not alone and not soak and not live"
-	$(BIN)/python -m pytest -m "alone and not soak"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "alone and not soak"
 
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak

@@ -73,8 +73,8 @@ async def leave_and_free(client: H2Client, stream: int, rig: Rig, call: Call, *,
     """Leave a stream that `call` serves, by RST_STREAM or by closing the connection: its engine is free in a second."""
     left_at = time.time()
     client.reset(stream) if reset else client.leave()
-    await until(lambda: call.over_at and rig.seen(AttemptEnded, call.request_id))
-    (end,) = rig.seen(AttemptEnded, call.request_id)
+    await until(lambda: call.over_at)
+    (end,) = await rig.told(AttemptEnded, call.request_id)
     assert end.outcome is Outcome.ABORTED
     assert end.at < left_at + 1
     assert call.over_at is not None

@@ -20,7 +20,7 @@ from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
 from ext_proc.verdict import RejectionReader
 from tests.datapath.control_plane import ControlPlane, assignment
-from tests.harness import EnvoyProcess, FakeEngine, Script, engines, free_port
+from tests.harness import EnvoyProcess, FakeEngine, Script, engines, free_port, until
 from trimtab.fleet.observation import Observation
 from trimtab.policy.model import Policy
 from xds_server.bootstrap import render_bootstrap
@@ -112,6 +112,11 @@ class Rig:
             for observation in self.observations
             if isinstance(observation, kind) and (request_id is None or observation.request_id == request_id)  # type: ignore[attr-defined]
         ]
+
+    async def told(self, kind: type[T], request_id: str, count: int = 1) -> list[T]:
+        """The observations of a kind and request, once there are `count`: their sources do not wait for each other."""
+        await until(lambda: len(self.seen(kind, request_id)) == count, what=f"{count} of {kind.__name__}")
+        return self.seen(kind, request_id)
 
     async def chat(self, *, stream: bool = False, model: str = "m", **headers: str) -> "Answer":
         """One chat over a connection of the pool, read to its end."""

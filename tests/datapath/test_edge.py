@@ -14,7 +14,7 @@ from aiohttp import web
 
 from tests.datapath.h2_client import H2Client, leave_and_free
 from tests.datapath.rig import Rig, running
-from tests.harness import Body, Chunks, Reset, Step, error, event, tokens, until
+from tests.harness import Body, Chunks, Reset, Step, error, event, tokens
 from trimtab.fleet.observation import AttemptEnded, AttemptStarted, Outcome
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -62,11 +62,6 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         started.check()
 
 
-async def starts(rig: Rig, request_id: str, count: int = 1) -> list[AttemptStarted]:
-    await until(lambda: len(rig.seen(AttemptStarted, request_id)) == count, what=f"{count} starts")
-    return rig.seen(AttemptStarted, request_id)
-
-
 async def test_a_clients_request_id_is_never_taken_over(rig: Rig) -> None:
     answers = [await rig.chat(**{"x-request-id": "mine", "x-do": "headers"}) for _ in range(2)]
     ids = {answer.request_id for answer in answers}
@@ -85,7 +80,7 @@ async def test_a_client_cannot_steer_envoy_by_headers(rig: Rig) -> None:
         }
     )
     assert answer.status == 503
-    await until(lambda: len(rig.seen(AttemptEnded, answer.request_id)) == 3)
+    await rig.told(AttemptEnded, answer.request_id, 3)
 
 
 async def test_what_a_client_says_in_envoys_name_reaches_no_engine(rig: Rig) -> None:
@@ -143,14 +138,14 @@ async def test_what_was_asked_for_is_read_from_the_body(
     answer = await rig.ask("POST", "/v1/x", data=body, headers={"content-type": content_type})
     assert answer.status == 200
     assert json.loads(answer.body)["bytes"] == len(body)
-    (start,) = await starts(rig, answer.request_id)
+    (start,) = await rig.told(AttemptStarted, answer.request_id)
     assert start.streamed is streamed
 
 
 async def test_a_get_is_no_stream(rig: Rig) -> None:
     answer = await rig.ask("GET", "/v1/models")
     assert json.loads(answer.body)["path"] == "/v1/models"
-    (start,) = await starts(rig, answer.request_id)
+    (start,) = await rig.told(AttemptStarted, answer.request_id)
     assert (start.streamed, start.prompt_bytes) == (False, None)
 
 
@@ -165,7 +160,7 @@ async def test_a_long_prompt_arrives_whole_and_can_be_sent_again(rig: Rig, size:
     prompt = b'{"model":"m","prompt":"' + b"a" * (size - 25) + b'"}'
     answer = await rig.ask("POST", "/v1/x", data=prompt, headers={**JSON, "x-do": do})
     assert (answer.status, json.loads(answer.body)["bytes"]) == (200, size)
-    seen = await starts(rig, answer.request_id, 2 if do else 1)
+    seen = await rig.told(AttemptStarted, answer.request_id, 2 if do else 1)
     assert {start.prompt_bytes for start in seen} == {size}
     assert len({start.address for start in seen}) == len(seen)
 
@@ -173,7 +168,7 @@ async def test_a_long_prompt_arrives_whole_and_can_be_sent_again(rig: Rig, size:
 async def test_the_length_of_a_prompt_in_chunks_is_known_too(rig: Rig) -> None:
     answer = await rig.ask("POST", "/v1/x", data=chunked(12 * MIB), headers={"x-do": "once-503"})
     assert (answer.status, json.loads(answer.body)["bytes"]) == (200, 12 * MIB)
-    assert [start.prompt_bytes for start in await starts(rig, answer.request_id, 2)] == [12 * MIB] * 2
+    assert [start.prompt_bytes for start in await rig.told(AttemptStarted, answer.request_id, 2)] == [12 * MIB] * 2
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "application/octet-stream"])
@@ -300,8 +295,7 @@ async def test_an_answer_that_dies_half_way_is_never_passed_off_as_a_whole_one(r
                 async for piece in answer.aiter_bytes():
                     body += piece
     assert bytes(body) == event("a") + event("b")
-    await until(lambda: any(end.request_id == answer.headers["x-request-id"] for end in rig.seen(AttemptEnded)))
-    (end,) = rig.seen(AttemptEnded, answer.headers["x-request-id"])
+    (end,) = await rig.told(AttemptEnded, answer.headers["x-request-id"])
     assert (end.outcome, end.status) == (Outcome.RESET, 200)
 
 
@@ -314,9 +308,8 @@ async def test_a_client_that_leaves_frees_its_engine_within_a_second(rig: Rig, h
         await anext(answer.aiter_bytes())
         request_id = answer.headers["x-request-id"]
     left_at = time.time()
-    await until(lambda: rig.seen(AttemptEnded, request_id))
+    (end,) = await rig.told(AttemptEnded, request_id)
     (call,) = (call for engine in rig.engines for call in engine.calls if call.request_id == request_id)
-    (end,) = rig.seen(AttemptEnded, request_id)
     assert end.outcome is Outcome.ABORTED
     assert end.at < left_at + 1
     assert call.sent_at[-1] < left_at + 1

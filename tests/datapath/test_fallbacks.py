@@ -10,7 +10,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from tests.datapath.rig import Answer, Rig, running
-from tests.harness import Body, FakeEngine, Step, until
+from tests.harness import Body, FakeEngine, Step
 from trimtab.fleet.observation import AttemptEnded
 from xds_server.resources import RUNTIME_NAME, runtime_resource
 from xds_server.resources.fallbacks import runtime_of
@@ -84,8 +84,8 @@ async def test_each_step_serves_and_is_named(rig: Rig, parts: Sequence[float], e
     assert served_by(answer) == (engine, names[engine])
     assert served_by(await rig.chat(model="other")) == ("small", None), "the fallback's own work is none of it"
     if engine == "small":
-        await until(lambda: rig.seen(AttemptEnded, answer.request_id))
-        assert rig.seen(AttemptEnded, answer.request_id)[0].pool == "small"
+        (end,) = await rig.told(AttemptEnded, answer.request_id)
+        assert end.pool == "small"
 
 
 @pytest.mark.parametrize("length", [10, 1000])

@@ -161,12 +161,10 @@ async def test_the_engines_trouble_is_another_engines_work(rig: Rig, step: str) 
     answer, attempts = await do(rig, step, "tokens")
     assert is_whole(answer)
     assert attempts == 2
-    await until(lambda: len(rig.seen(AttemptEnded, answer.request_id)) == 2)
-    ends = rig.seen(AttemptEnded, answer.request_id)
+    ends = await rig.told(AttemptEnded, answer.request_id, 2)
     assert len({end.address for end in ends}) == 2
-    refusals = rig.seen(Rejected, answer.request_id)
-    assert len(refusals) == (step != "cut")
-    assert len(rig.seen(FirstToken, answer.request_id)) == 1
+    await rig.told(Rejected, answer.request_id, int(step != "cut"))
+    await rig.told(FirstToken, answer.request_id)
 
 
 @pytest.mark.parametrize(
@@ -180,8 +178,8 @@ async def test_an_answer_that_is_an_error_everywhere_is_told_as_one(rig: Rig, st
     assert time.time() - answer.sent_at < 5
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers.get(REASON_HEADER) == ("empty-answer" if step == "empty" else None)
-    await until(lambda: len(rig.seen(AttemptEnded, answer.request_id)) == 3)
-    assert len(rig.seen(Rejected, answer.request_id)) == 3
+    await rig.told(AttemptEnded, answer.request_id, 3)
+    await rig.told(Rejected, answer.request_id, 3)
     told = json.loads(answer.body)["error"]
     assert told["message"]
     assert told["code"] == status
@@ -202,7 +200,7 @@ async def test_a_quota_is_never_spent_twice(rig: Rig, step: str, stream: bool) -
     answer, attempts = await do(rig, step, "tokens", stream=stream)
     assert (answer.status, attempts) == (429, 1)
     assert answer.body == LIMIT
-    assert [seen.verdict for seen in rig.seen(Rejected, answer.request_id)] == [Verdict.QUOTA]
+    assert [seen.verdict for seen in await rig.told(Rejected, answer.request_id)] == [Verdict.QUOTA]
 
 
 @pytest.mark.parametrize(("step", "attempts"), [("unsaid-429", 3), ("unsaid-500", 1)])

@@ -224,8 +224,7 @@ async def test_browsers_stay_out_where_cors_is_off(rig: Rig) -> None:
 async def test_an_engine_that_never_answers_is_a_time_out_and_no_fault_of_its_connection(rig: Rig) -> None:
     answer = await rig.chat(model="qwen", **{"x-do": "hang"})
     assert (answer.status, answer.headers["x-trimtab-reason"]) == (504, "timeout")
-    await until(lambda: rig.seen(AttemptEnded, answer.request_id))
-    (end,) = rig.seen(AttemptEnded, answer.request_id)
+    (end,) = await rig.told(AttemptEnded, answer.request_id)
     assert (end.outcome, end.status) == (Outcome.ABORTED, 0)
     assert 1 < end.at - end.started_at < 5
 
@@ -255,8 +254,7 @@ async def test_a_pool_without_endpoints_and_one_that_cannot_be_reached_say_so(ri
     for answer in (empty, unreachable):
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         assert json.loads(answer.body)["error"]["code"] == 503
-    await until(lambda: len(rig.seen(AttemptEnded, unreachable.request_id)) == 2)
-    for end in rig.seen(AttemptEnded, unreachable.request_id):
+    for end in await rig.told(AttemptEnded, unreachable.request_id, 2):
         assert (end.pool, end.address, end.outcome) == ("qwen", dead, Outcome.UNREACHABLE)
     assert rig.seen(AttemptEnded, empty.request_id) == []
     await rig.control_plane.set({TypeUrl.EDS: usual})

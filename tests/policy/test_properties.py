@@ -48,7 +48,7 @@ def containers(value: Any) -> list[Any]:
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_node_is_dropped_renamed_or_of_another_type(data: st.DataObject) -> None:
     policy = Document(FULL, "example").data
     for _ in range(data.draw(st.integers(1, 3))):
@@ -71,7 +71,7 @@ def test_a_node_is_dropped_renamed_or_of_another_type(data: st.DataObject) -> No
 
 
 @given(st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), YAML_TOKENS), min_size=1, max_size=4))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_characters_are_cut_out_and_put_in(edits: list[tuple[int, int, str]]) -> None:
     text = FULL
     for at, cut, token in edits:

@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -521,7 +520,6 @@ def test_a_large_plain_chunk_is_no_bomb() -> None:
 
 def test_random_bytes_never_raise() -> None:
     rng = random.Random(7)
-    started = time.process_time()
     for coding in ("", *CODINGS, "nonsense"):
         for _ in range(60):
             reader = StreamReader(SSE, coding)
@@ -529,7 +527,6 @@ def test_random_bytes_never_raise() -> None:
                 noise = rng.randbytes(rng.randrange(300))
                 reader.feed(rng.choice([noise, b"data: " + noise + b"\n\n", sse({"error": noise.hex()})]))
             reader.feed(b"", end=True)
-    assert time.process_time() - started < 5
 
 
 _KEYS = (

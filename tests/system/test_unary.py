@@ -13,7 +13,7 @@ from trimtab.cli.local_stack import on_free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
-RATE, SECONDS = 8.0, 30.0
+RATE, SECONDS = 8.0, 20.0
 POOLS = {"streamed": True, "unary": True, "streamed-unread": False, "unary-unread": False}  # whether metrics are read
 
 

@@ -48,7 +48,7 @@ SUMS = {
 LEARNING = ("predicted_ttft", "decode_p99", "wdrm")
 
 every_law = pytest.mark.parametrize("name", LAWS)
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 
 
 def pairs(table: dict[str, tuple[str, ...]]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from ext_proc.quiet_log import QuietLog
 from trimtab.datapath import FIRST_BYTE_TAG, Asked, asked_by_route, pool_of_cluster
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, Observation, Outcome
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, Observation, Outcome
 
 log = logging.getLogger(__name__)
 

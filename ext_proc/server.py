@@ -9,7 +9,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from ext_proc.access_log import AccessLogService
 from ext_proc.service import ExtProcService
-from trimtab.grpc_health import add_health
+from trimtab.process.grpc_health import add_health
 
 _MIB = 1 << 20
 _NO_LIMIT = 1_000_000

@@ -16,17 +16,17 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from google.protobuf.struct_pb2 import Value
 
 from ext_proc.access_log import media_type
-from ext_proc.close_look import CloseLook
-from ext_proc.gate import GONE, LATE, Meetings, Refusal, mark, settle, too_late
+from ext_proc.first_token_gate import GONE, LATE, Meetings, Refusal, mark, settle, too_late
+from ext_proc.full_stream_sampling import CloseLook
 from ext_proc.quiet_log import QuietLog
 from ext_proc.request_clock import RequestClock
-from ext_proc.retries import Asked, RetryAdvice
+from ext_proc.retry_decision import Asked, RetryAdvice
 from ext_proc.unary import UnaryWatch, observation_of, read_unary
-from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
 from trimtab.datapath import ERROR_STATUS, ROLE_HEADER, Hedge, Role, hedge_of_route, pool_of_cluster, pool_of_route
-from trimtab.fleet.judgement import is_json
-from trimtab.fleet.observation import AnswerRead, Observation, Output, Rejected, Verdict
+from trimtab.endpoint.outcome import is_json
+from trimtab.llmapi.rejections import MAX_BODY, RejectionReader
+from trimtab.observation.kinds import AnswerRead, Observation, Output, Rejected, Verdict
 
 log = logging.getLogger(__name__)
 

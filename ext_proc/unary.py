@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ext_proc.dialects import GAVE_UP
-from ext_proc.encoding import UnknownCoding, decode_body
-from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt, Opening, error_inside
-from trimtab.fleet.observation import AnswerRead, Observation, Output, Rejected
+from trimtab.llmapi.encoding import UnknownCoding, decode_body
+from trimtab.llmapi.formats import GAVE_UP
+from trimtab.llmapi.rejections import MAX_BODY, RejectionReader
+from trimtab.observation.kinds import AnswerRead, Observation, Output, Rejected
 
 # Requests at these paths are answered by a model, in a shape that is known: OpenAI's and Anthropic's behind any prefix,
 # and the engines' own.

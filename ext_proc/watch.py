@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from ext_proc.stream import EventKind, StreamReader
-from ext_proc.verdict import RejectionReader
-from trimtab.fleet.observation import (
+from trimtab.llmapi.rejections import RejectionReader
+from trimtab.llmapi.stream import EventKind, StreamReader
+from trimtab.observation.kinds import (
     AnswerRead,
     FirstToken,
     Observation,

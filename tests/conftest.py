@@ -1,6 +1,6 @@
 from hypothesis import settings
 
-from trimtab.cli.child import forbid_fork_handlers
+from trimtab.process.child import forbid_fork_handlers
 
 forbid_fork_handlers()
 

@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from trimtab.cli.child import tied
-from trimtab.cli.listening import free_port as free_port
-from trimtab.envoy_binary import find_envoy
+from trimtab.process.child import tied
+from trimtab.process.envoy_binary import find_envoy
+from trimtab.process.listening import free_port as free_port
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0, what: str = "") -> Any:

@@ -7,22 +7,22 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trimtab.fleet.conduct import MEMORY_S, Evidence
-from trimtab.fleet.fleet import Fleet
-from trimtab.fleet.life import Patience
-from trimtab.fleet.observation import Observation
-from trimtab.fleet.profile import ProfileMemory
-from trimtab.fleet.queried import NOTHING_ASKED, Trust
-from trimtab.fleet.snapshot import EndpointId, TokenSample
-from trimtab.fleet.spec import EndpointSpec
+from trimtab.decision import EndpointDecision, PoolDecision, State
+from trimtab.endpoint.attempt_tracker import MEMORY_S, Evidence
+from trimtab.endpoint.fleet import Fleet
+from trimtab.endpoint.profile import ProfileMemory
+from trimtab.endpoint.prometheus_readings import NOTHING_ASKED, Trust
+from trimtab.endpoint.silence import Patience
+from trimtab.endpoint.snapshot import EndpointId, TokenSample
+from trimtab.endpoint.spec import EndpointSpec
+from trimtab.health.endpoint_health import Standing, StandingMemory
+from trimtab.health.probe_health import Watch
+from trimtab.observation.kinds import Observation
 from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import CustomSignal
 from trimtab.scoring import make_law
-from trimtab.shaping.decision import EndpointDecision, PoolDecision, State
-from trimtab.shaping.liveness import Watch
-from trimtab.shaping.ramp import NEW_ENDPOINT
-from trimtab.shaping.shaper import Shaper
-from trimtab.shaping.standing import Standing, StandingMemory
+from trimtab.weights.slow_start import NEW_ENDPOINT
+from trimtab.weights.weighting import Shaper
 
 __all__ = ["EndpointDecision", "EndpointSpec", "PoolController", "PoolDecision", "State"]
 

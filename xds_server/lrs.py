@@ -18,8 +18,8 @@ from envoy.service.load_stats.v3 import lrs_pb2_grpc
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsRequest, LoadStatsResponse
 
 from trimtab.datapath import pool_of_cluster
-from trimtab.fleet.observation import LoadReported, SignalsRead
-from xds_server.sources.orca import orca_reading
+from trimtab.observation.kinds import LoadReported, SignalsRead
+from xds_server.signals.orca import orca_reading
 
 _log = logging.getLogger(__name__)
 

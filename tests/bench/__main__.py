@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from trimtab.envoy_binary import envoy_version, find_envoy
+from trimtab.process.envoy_binary import envoy_version, find_envoy
 
 BENCHES = ("observation", "xds_push", "scrape", "stream_reading", "heart", "windows", "loop", "picks", "replay")
 

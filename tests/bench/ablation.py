@@ -12,9 +12,8 @@ from statistics import fmean
 from typing import Any, ClassVar, NamedTuple
 from unittest.mock import patch
 
-from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
+from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.policy.model import Pool
-from trimtab.scoring.change import ChangeTest
 from trimtab.scoring.cost_model import CostModel
 from trimtab.scoring.predicted_ttft import PredictedTtft
 from trimtab.sim.replay.arms import policy_arm
@@ -23,6 +22,7 @@ from trimtab.sim.replay.fleet import load_fleet
 from trimtab.sim.replay.simulation import Conditions, Simulation
 from trimtab.sim.replay.workload import generate
 from trimtab.sim.trace import bundled_trace, scale
+from trimtab.stats.cusum import ChangeTest
 
 SEEDS = 3
 _SLOW_FROM_S, _SLOW_UNTIL_S = 60.0, 120.0

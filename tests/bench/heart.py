@@ -10,7 +10,7 @@ import gc
 import time
 from random import Random
 
-from trimtab.fleet.observation import (
+from trimtab.observation.kinds import (
     AttemptEnded,
     AttemptStarted,
     FirstToken,

@@ -28,9 +28,9 @@ from rich.table import Table
 
 from tests.harness import Body, EnvoyProcess, FakeEngine, Reset, Step, error, free_port, tokens
 from tests.system.stack import Trimtab
-from trimtab.cli.local_stack import on_free_ports
+from trimtab.lab.local_stack import on_free_ports
 from trimtab.policy import load_policy
-from xds_server.bootstrap import render_bootstrap
+from xds_server.config.bootstrap import render_bootstrap
 
 _CHAT = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
 _POLL_S = 0.002

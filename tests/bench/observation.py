@@ -25,11 +25,11 @@ from rich.table import Table
 
 from tests.harness import EnvoyProcess, free_port
 from tests.system.stack import Trimtab
-from trimtab.cli.demo.plain_envoy import plain_bootstrap
-from trimtab.cli.local_stack import on_free_ports
+from trimtab.lab.demo.plain_envoy import plain_bootstrap
+from trimtab.lab.local_stack import on_free_ports
 from trimtab.policy import load_policy
 from trimtab.policy.model import Retries
-from xds_server.bootstrap import render_bootstrap
+from xds_server.config.bootstrap import render_bootstrap
 
 GATED = "gated"
 VARIANTS: dict[str, float | None] = {"bare": None, GATED: 100, "100 %": 100, "20 %": 20, "5 %": 5, "off": 0}

@@ -29,8 +29,8 @@ from rich.text import Text
 
 from tests.harness import EnvoyProcess, free_port
 from tests.xds.server import Tally, XdsServer
-from xds_server.assignment import EndpointWeight, build_assignment
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config.endpoints import EndpointWeight, build_assignment
 
 SEEDS = 3  # clusters of each candidate
 WORKERS = (1, 4)

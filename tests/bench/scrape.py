@@ -13,10 +13,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from trimtab.fleet.observation import SignalsRead
+from trimtab.observation.kinds import SignalsRead
 from trimtab.policy.model import Pool
 from trimtab.pool import EndpointSpec
-from xds_server.sources import Scraper, new_session, page_names, read_page
+from xds_server.signals import Scraper, new_session, page_names, read_page
 
 PAGE = (Path(__file__).parents[1] / "services" / "data" / "vllm_metrics_loaded.txt").read_bytes()
 ENGINES = 100

@@ -5,8 +5,8 @@ import json
 import time
 from collections.abc import Iterator
 
-from ext_proc.stream import StreamReader
-from ext_proc.verdict import RejectionReader
+from trimtab.llmapi.rejections import RejectionReader
+from trimtab.llmapi.stream import StreamReader
 from trimtab.policy.model import Rejections
 
 _EVENTS = 20_000

@@ -10,7 +10,9 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from random import Random
 
-from trimtab.fleet.observation import (
+from trimtab.endpoint.engine_rates import RateWindow
+from trimtab.endpoint.latency import Pace
+from trimtab.observation.kinds import (
     AttemptEnded,
     AttemptStarted,
     FirstToken,
@@ -21,13 +23,11 @@ from trimtab.fleet.observation import (
     SignalsRead,
     StreamRead,
 )
-from trimtab.fleet.pace import Pace
-from trimtab.fleet.rates import RateWindow
 from trimtab.policy.model import Pool
 from trimtab.pool import EndpointSpec, PoolController
 from trimtab.sim.kinds import KINDS
 from trimtab.sim.metrics import MetricsPage
-from xds_server.sources import PageNames, page_names, read_page
+from xds_server.signals import PageNames, page_names, read_page
 
 _MEMORY_S = 600.0
 _COUNT = 200_000

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from tests.xds import resources as make
 from tests.xds.clients import DeltaClient, StateOfTheWorldClient
 from tests.xds.server import Tally, XdsServer, joined
-from xds_server.assignment import EndpointWeight, build_assignment
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config.endpoints import EndpointWeight, build_assignment
 
 ENDPOINTS = (10, 100, 1_000)
 PUSHES = 50

@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from trimtab.cli.commands import app
 from trimtab.policy import Policy, parse_policy
 from trimtab.sim import server
-from xds_server.bootstrap import bundled_bootstrap, render_bootstrap
+from xds_server.config.bootstrap import bundled_bootstrap, render_bootstrap
 
 ROOT = Path(__file__).parents[2]
 

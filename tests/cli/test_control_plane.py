@@ -12,12 +12,12 @@ import aiohttp
 import pytest
 
 from tests.harness import free_port, until
-from trimtab.cli.control_plane import ControlPlane
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome, Rejected, Verdict
+from trimtab.decision import State
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, FirstToken, Outcome, Rejected, Verdict
 from trimtab.policy import PolicyError, PolicyFile
-from trimtab.shaping.decision import State
-from xds_server.assignment import EndpointWeight, build_assignment
-from xds_server.resources import runtime_resource
+from xds_server.config import runtime_resource
+from xds_server.config.endpoints import EndpointWeight, build_assignment
+from xds_server.control_plane import ControlPlane
 
 
 def policy(**fields: Any) -> dict[str, Any]:
@@ -139,7 +139,7 @@ async def test_retries_of_a_gated_pool_are_limited_while_one_endpoint_takes_work
         sent.append(entries)
         return runtime_resource(watch_percent, entries)
 
-    monkeypatch.setattr("trimtab.cli.control_plane.runtime_resource", note)
+    monkeypatch.setattr("xds_server.control_plane.runtime_resource", note)
     content = policy(state_file=None)
     chat = content["pools"][0] | {"shaping": {"cool_down_min_s": 0.5, "cool_down_max_s": 0.5}}
     content["pools"] = [chat | {"gate": {"enabled": True}}]
@@ -158,7 +158,7 @@ async def test_envoy_is_to_pass_over_nobody_while_all_are_out(tmp_path: Path, mo
         sent.append({endpoint.port: endpoint.draining for endpoint in endpoints})
         return build_assignment(cluster, endpoints)
 
-    monkeypatch.setattr("trimtab.cli.control_plane.build_assignment", note)
+    monkeypatch.setattr("xds_server.control_plane.build_assignment", note)
     content = policy(state_file=None)
     content["pools"][0]["shaping"] = {"breaker_failures": 1}
     async with running(tmp_path / "policy.yaml", content) as plane:

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from tests.harness import free_port, until
-from trimtab.cli.control_plane import ControlPlane
 from trimtab.cli.endpoints import endpoints
-from trimtab.cli.errors import UserError
-from trimtab.fleet.observation import Rejected, Verdict
+from trimtab.observation.kinds import Rejected, Verdict
 from trimtab.policy import PolicyFile
+from trimtab.process.errors import UserError
+from xds_server.control_plane import ControlPlane
 
 
 def write_policy(path: Path) -> Path:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.harness import free_port
-from trimtab.cli.envoy_process import EnvoyFailedError, EnvoyProcess
 from trimtab.cli.run import up
-from xds_server.resources import static_resources
-from xds_server.snapshot import TypeUrl
+from trimtab.process.envoy_process import EnvoyFailedError, EnvoyProcess
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config import static_resources
 
 
 def stand_in(folder: Path, script: str) -> EnvoyProcess:
@@ -62,7 +62,7 @@ async def test_up_is_not_ready_while_envoy_refuses_its_listener(
         resources[TypeUrl.LDS] = {name: bytes(Listener(name=name))}
         return resources
 
-    monkeypatch.setattr("trimtab.cli.control_plane.static_resources", without_address)
+    monkeypatch.setattr("xds_server.control_plane.static_resources", without_address)
     services = {name: f"127.0.0.1:{free_port()}" for name in ("xds", "ext_proc", "admin", "envoy_admin")}
     with socket.socket() as engine:
         engine.bind(("127.0.0.1", 0))

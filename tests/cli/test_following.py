@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness import until
-from trimtab.cli.following import follow
 from trimtab.policy import Policy, PolicyFile
+from trimtab.process.policy_follower import follow
 
 GOOD = "version: 1\npools:\n- {name: NAME, endpoints: [{address: '10.0.0.1:8000'}]}\n"
 
@@ -31,7 +31,7 @@ async def following(file: Path, take: Callable[[Policy], None], refused: Callabl
 async def test_a_new_policy_is_taken_and_a_bad_one_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trimtab.cli.following._PERIOD_S", 0.01)
+    monkeypatch.setattr("trimtab.process.policy_follower._PERIOD_S", 0.01)
     file = tmp_path / "policy.yaml"
     taken: list[str] = []
     refused: list[None] = []

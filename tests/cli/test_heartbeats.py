@@ -1,6 +1,6 @@
 """Observers that are not heard of any more."""
 
-from trimtab.cli.heartbeats import OVERDUE_S, Heartbeats
+from xds_server.heartbeats import OVERDUE_S, Heartbeats
 
 
 def test_an_observer_that_is_heard_of_in_time_misses_nothing() -> None:

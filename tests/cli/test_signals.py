@@ -12,7 +12,7 @@ from aiohttp import web
 from rich.console import Console
 
 from trimtab.cli.signals import signals
-from trimtab.fleet.readings import SIGNALS
+from trimtab.endpoint.engine_readings import SIGNALS
 from trimtab.sim.http import EngineServer
 from trimtab.sim.kinds import KINDS
 

@@ -15,10 +15,10 @@ from tests.harness import until
 from tests.xds import resources as make
 from tests.xds.clients import DeltaEnvoy, StateOfTheWorldEnvoy
 from tests.xds.server import XdsServer, joined, open_stream, xds_server
-from trimtab.cli.standby import Standby
-from trimtab.cli.view_file import ViewFile
-from xds_server.replica import Replica
-from xds_server.snapshot import Snapshot, SnapshotCache, TypeUrl
+from xds_server.ads.mirror import Replica
+from xds_server.ads.snapshot import Snapshot, SnapshotCache, TypeUrl
+from xds_server.standby import Standby
+from xds_server.view_file import ViewFile
 
 WORLD = make.world({"a": {8001: 5, 8002: 7}})
 

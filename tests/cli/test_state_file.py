@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.cli.kept_file import default_state_path
-from trimtab.cli.state_file import Kept, StateFile
+from xds_server.kept_file import default_state_path
+from xds_server.state_file import Kept, StateFile
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from trimtab.cli.under_way import told
+from trimtab.lab.progress import told
 
 
 def test_lines_go_to_standard_error_unless_a_terminal_shows_progress(capsys: pytest.CaptureFixture[str]) -> None:

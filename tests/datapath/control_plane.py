@@ -7,14 +7,14 @@ import grpc
 import grpc.aio
 
 from tests.harness import until
-from trimtab.fleet.observation import LoadReported, SignalsRead
+from trimtab.observation.kinds import LoadReported, SignalsRead
 from trimtab.policy.model import split_host_port
-from xds_server.ads import AdsService
-from xds_server.assignment import EndpointWeight, build_assignment
-from xds_server.events import XdsEvents
+from xds_server.ads.events import XdsEvents
+from xds_server.ads.server import AdsService
+from xds_server.ads.snapshot import SnapshotCache
+from xds_server.ads.transport import SERVER_OPTIONS
+from xds_server.config.endpoints import EndpointWeight, build_assignment
 from xds_server.lrs import LrsService
-from xds_server.snapshot import SnapshotCache
-from xds_server.transport import SERVER_OPTIONS
 
 
 def assignment(cluster: str, weights: Mapping[str, int], draining: Collection[str] = ()) -> bytes:

@@ -13,7 +13,7 @@ from h2.events import DataReceived, Event
 
 from tests.datapath.rig import Rig
 from tests.harness import Call, until
-from trimtab.fleet.observation import AttemptEnded, Outcome
+from trimtab.observation.kinds import AttemptEnded, Outcome
 
 
 class H2Client:

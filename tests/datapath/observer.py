@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import uvloop
 
 from ext_proc.access_log import AccessLogService
-from ext_proc.retries import RetryAdvice
+from ext_proc.retry_decision import RetryAdvice
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
-from ext_proc.verdict import RejectionReader
-from trimtab.fleet.observation import Observation
+from trimtab.llmapi.rejections import RejectionReader
+from trimtab.observation.kinds import Observation
 from trimtab.policy.model import Policy
 
 

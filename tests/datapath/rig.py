@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 import aiohttp
 
 from ext_proc.access_log import AccessLogService
-from ext_proc.retries import RetryAdvice
+from ext_proc.retry_decision import RetryAdvice
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
-from ext_proc.verdict import RejectionReader
 from tests.datapath.control_plane import ControlPlane, assignment
 from tests.harness import EnvoyProcess, FakeEngine, Script, engines, free_port, until
-from trimtab.fleet.observation import Observation
+from trimtab.llmapi.rejections import RejectionReader
+from trimtab.observation.kinds import Observation
 from trimtab.policy.model import Policy
-from xds_server.bootstrap import render_bootstrap
-from xds_server.resources import static_resources
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config import static_resources
+from xds_server.config.bootstrap import render_bootstrap
 
 T = TypeVar("T")
 

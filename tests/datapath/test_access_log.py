@@ -9,7 +9,7 @@ from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from google.protobuf.json_format import ParseDict
 
 from ext_proc.access_log import AccessLogService, observation_of
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, Observation, Outcome
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, Observation, Outcome
 
 
 def entry(

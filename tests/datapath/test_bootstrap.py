@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from trimtab.envoy_binary import find_envoy
 from trimtab.policy.model import Policy
-from xds_server.bootstrap import bundled_bootstrap, render_bootstrap
+from trimtab.process.envoy_binary import find_envoy
+from xds_server.config.bootstrap import bundled_bootstrap, render_bootstrap
 
 
 def policy(**changes: Any) -> Policy:

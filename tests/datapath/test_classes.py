@@ -12,8 +12,8 @@ from aiohttp import web
 from tests.datapath.control_plane import assignment
 from tests.datapath.rig import Answer, Rig, resources, running
 from tests.harness import FakeEngine, Step, error, tokens
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, LoadReported, Rejected, Verdict
-from xds_server.snapshot import TypeUrl
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, FirstToken, LoadReported, Rejected, Verdict
+from xds_server.ads.snapshot import TypeUrl
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

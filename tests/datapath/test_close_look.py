@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from ext_proc.close_look import CloseLook
+from ext_proc.full_stream_sampling import CloseLook
 from ext_proc.watch import Attempt
-from trimtab.fleet.observation import FirstToken, StreamRead, Verdict
+from trimtab.observation.kinds import FirstToken, StreamRead, Verdict
 
 _numbers = itertools.count()
 

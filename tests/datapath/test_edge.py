@@ -15,7 +15,7 @@ from aiohttp import web
 from tests.datapath.h2_client import H2Client, leave_and_free
 from tests.datapath.rig import Rig, running
 from tests.harness import Body, Chunks, Reset, Step, error, event, tokens
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, Outcome
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, Outcome
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

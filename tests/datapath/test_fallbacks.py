@@ -11,10 +11,10 @@ from aiohttp import web
 
 from tests.datapath.rig import Answer, Rig, running
 from tests.harness import Body, FakeEngine, Step
-from trimtab.fleet.observation import AttemptEnded
-from xds_server.resources import RUNTIME_NAME, runtime_resource
-from xds_server.resources.fallbacks import runtime_of
-from xds_server.snapshot import TypeUrl
+from trimtab.observation.kinds import AttemptEnded
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config import RUNTIME_NAME, runtime_resource
+from xds_server.config.fallbacks import runtime_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,11 +15,11 @@ from tests.datapath.h2_client import H2Client, leave_and_free
 from tests.datapath.rig import Answer, Rig, running
 from tests.harness import DONE, Body, Chunks, FakeEngine, Hang, Step, error, event, tokens, until
 from trimtab.datapath import REASON_HEADER, RETRY_HEADER
-from trimtab.fleet.observation import AttemptEnded, FirstToken, Rejected, Verdict
+from trimtab.observation.kinds import AttemptEnded, FirstToken, Rejected, Verdict
 from trimtab.v1 import feedback_pb2 as pb
-from xds_server.resources import RUNTIME_NAME, runtime_resource
-from xds_server.resources.local_replies import ANTHROPIC_PATH
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config import RUNTIME_NAME, runtime_resource
+from xds_server.config.local_replies import ANTHROPIC_PATH
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone, pytest.mark.asyncio(loop_scope="module")]
 

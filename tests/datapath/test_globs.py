@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xds_server.resources.globs import glob_to_re2, string_matcher
+from xds_server.config.globs import glob_to_re2, string_matcher
 
 ALPHABET = "ab-!]^[*?./\\:~&|\n é"
 

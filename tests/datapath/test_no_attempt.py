@@ -10,7 +10,7 @@ import pytest
 
 from tests.datapath.rig import running
 from tests.harness import Body, until
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, Outcome
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, Outcome
 
 pytestmark = pytest.mark.integration
 

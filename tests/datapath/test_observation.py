@@ -33,7 +33,7 @@ from tests.harness import (
     tokens,
     until,
 )
-from trimtab.fleet.observation import (
+from trimtab.observation.kinds import (
     AnswerRead,
     AttemptEnded,
     AttemptStarted,
@@ -44,8 +44,8 @@ from trimtab.fleet.observation import (
     StreamRead,
     Verdict,
 )
-from xds_server.resources import runtime_resource
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config import runtime_resource
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

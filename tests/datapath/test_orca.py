@@ -10,7 +10,7 @@ from aiohttp import web
 
 from tests.datapath.rig import Rig, running
 from tests.harness import Body, FakeEngine, Step, tokens, until
-from trimtab.fleet.observation import Signals, SignalsRead
+from trimtab.observation.kinds import Signals, SignalsRead
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

@@ -14,9 +14,9 @@ from aiohttp import web
 from tests.datapath.control_plane import assignment
 from tests.datapath.rig import Answer, Rig, resources, running
 from tests.harness import Body, FakeEngine, Hang, Step, event, free_port, tokens, until
-from trimtab.fleet.observation import AttemptEnded, Outcome
+from trimtab.observation.kinds import AttemptEnded, Outcome
 from trimtab.policy.model import Policy
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

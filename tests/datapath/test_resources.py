@@ -18,8 +18,8 @@ from envoy.service.runtime.v3.rtds_pb2 import Runtime
 from google.protobuf.json_format import MessageToDict
 
 from trimtab.policy.model import Policy
-from xds_server.resources import runtime_resource, static_resources
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config import runtime_resource, static_resources
 
 
 def policy(**changes: Any) -> Policy:

@@ -19,14 +19,14 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 
 from ext_proc.access_log import AccessLogService
-from ext_proc.gate import Meetings
+from ext_proc.first_token_gate import Meetings
 from ext_proc.server import serve_ext_proc
 from ext_proc.service import ExtProcService
-from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt
 from tests.harness import DONE, event, until
 from trimtab.datapath import RETRY_HEADER
-from trimtab.fleet.observation import FirstToken, Observation, Rejected, StreamRead, Verdict
+from trimtab.llmapi.rejections import MAX_BODY, RejectionReader
+from trimtab.observation.kinds import FirstToken, Observation, Rejected, StreamRead, Verdict
 from trimtab.policy.model import Pool, Rejections
 
 BUSY = b'{"error":{"message":"currently busy","type":"Service Unavailable","param":null,"code":503}}'

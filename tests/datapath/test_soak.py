@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tests.datapath.rig import Rig, running
 from tests.harness import DONE, Body, Chunks, Step, error, event, tokens, until
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Rejected, Verdict
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, FirstToken, Rejected, Verdict
 
 pytestmark = pytest.mark.integration
 

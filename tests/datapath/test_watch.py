@@ -2,10 +2,10 @@
 
 import pytest
 
-from ext_proc.verdict import RejectionReader
 from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
 from tests.harness import DONE, event
-from trimtab.fleet.observation import AnswerRead, FirstToken, Observation, Output, Rejected, StreamRead, Verdict
+from trimtab.llmapi.rejections import RejectionReader
+from trimtab.observation.kinds import AnswerRead, FirstToken, Observation, Output, Rejected, StreamRead, Verdict
 from trimtab.policy.model import Rejections
 
 ATTEMPT = Attempt("pool", "10.0.0.1:8000", "id-1")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from trimtab.cli.drill.drills import DRILLS, Bounds, Drill, in_order
-from trimtab.cli.drill.figures import Figures, Sample, Times, figures
-from trimtab.cli.drill.show import HEADINGS, markdown, rows
+from trimtab.lab.drill.drills import DRILLS, Bounds, Drill, in_order
+from trimtab.lab.drill.figures import Figures, Sample, Times, figures
+from trimtab.lab.drill.show import HEADINGS, markdown, rows
 from trimtab.sim.client import Outcome, Result
 from trimtab.sim.trace import Request
 

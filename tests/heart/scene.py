@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from trimtab.fleet.observation import (
+from trimtab.endpoint.snapshot import EndpointView
+from trimtab.observation.kinds import (
     AnswerRead,
     AttemptEnded,
     AttemptStarted,
@@ -21,7 +22,6 @@ from trimtab.fleet.observation import (
     StreamRead,
     Verdict,
 )
-from trimtab.fleet.snapshot import EndpointView
 from trimtab.policy.model import Endpoint, Pool
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision
 

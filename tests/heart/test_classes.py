@@ -8,7 +8,7 @@ from pytest import approx, mark
 
 from tests.heart.scene import A, B, C, Scene, rejected, started, token
 from tests.heart.test_queried import asked
-from trimtab.fleet.observation import Observation
+from trimtab.observation.kinds import Observation
 from trimtab.pool import EndpointDecision, PoolDecision, State
 
 CLASSES = (

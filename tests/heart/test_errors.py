@@ -14,8 +14,8 @@ from tests.heart.scene import (
     token,
     unreachable,
 )
-from trimtab.fleet.conduct import ERROR_PRIOR
-from trimtab.fleet.observation import Outcome, Verdict
+from trimtab.endpoint.attempt_tracker import ERROR_PRIOR
+from trimtab.observation.kinds import Outcome, Verdict
 from trimtab.pool import State
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.heart.scene import A, B, Scene, answered, ended, failed, observer_missed, rejected, started, token
-from trimtab.fleet.observation import Outcome, Verdict
-from trimtab.fleet.snapshot import TokenSample
+from trimtab.endpoint.snapshot import TokenSample
+from trimtab.observation.kinds import Outcome, Verdict
 from trimtab.scoring.health import Health
 
 

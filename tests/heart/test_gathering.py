@@ -9,8 +9,8 @@ from pytest import mark
 from tests.heart.scene import A, B, C, Scene, rejected
 from tests.heart.test_queried import asked
 from trimtab.pool import State
-from trimtab.shaping.gathering import DWELL_S
-from trimtab.shaping.spill import can_take
+from trimtab.weights.consolidation import DWELL_S
+from trimtab.weights.failover import can_take
 
 IDLE = {"name": "use", "query": "u", "action": "consolidate", "below": 0.2, "until": 0.6}
 

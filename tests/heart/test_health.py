@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from trimtab.fleet.observation import Signals
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.observation.kinds import Signals
 from trimtab.scoring import HealthPolicy, Score, make_law
 
 

@@ -21,9 +21,9 @@ from tests.heart.scene import (
     token,
     unreachable,
 )
-from trimtab.fleet.ledger import REMEMBER_ENDED
-from trimtab.fleet.load import LASTING_S, NODE_GONE_S, SETTLE_S, UNCOUNTED_S
-from trimtab.fleet.observation import Outcome, Verdict
+from trimtab.endpoint.attempts import REMEMBER_ENDED
+from trimtab.endpoint.lrs import LASTING_S, NODE_GONE_S, SETTLE_S, UNCOUNTED_S
+from trimtab.observation.kinds import Outcome, Verdict
 
 
 def test_an_attempt_is_in_flight_from_its_start_to_its_end() -> None:

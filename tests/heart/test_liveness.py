@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.heart.scene import POOL, A, B, Scene, answered, read, started
-from trimtab.fleet.observation import Probed, ProbeResult
+from trimtab.decision import State
+from trimtab.health.probe_health import probe_pause_s
+from trimtab.observation.kinds import Probed, ProbeResult
 from trimtab.policy.model import Pool
-from trimtab.shaping.decision import State
-from trimtab.shaping.liveness import probe_pause_s
-from trimtab.shaping.spill import can_take
+from trimtab.weights.failover import can_take
 
 INTERVAL_S = 10.0
 

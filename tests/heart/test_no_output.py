@@ -17,8 +17,8 @@ from tests.heart.scene import (
     stream_read,
     token,
 )
-from trimtab.fleet.observation import Outcome, Output, Verdict
-from trimtab.fleet.signs import Sign
+from trimtab.endpoint.failure_signals import Sign
+from trimtab.observation.kinds import Outcome, Output, Verdict
 from trimtab.pool import State
 
 

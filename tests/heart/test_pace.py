@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from tests.heart.scene import A, B, Scene, answered, ended, failed, read, rejected, started, stream_read, token
-from trimtab.fleet.observation import Verdict
-from trimtab.fleet.pace import Pace
-from trimtab.fleet.snapshot import EndpointView
+from trimtab.endpoint.latency import Pace
+from trimtab.endpoint.snapshot import EndpointView
+from trimtab.observation.kinds import Verdict
 
 UNKNOWN = (
     "ttft_recent_s",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.fleet.peers import Answer, Peers, RequestKind, at_least, request_kind
-from trimtab.fleet.snapshot import EndpointId
+from trimtab.endpoint.peers import Answer, Peers, RequestKind, at_least, request_kind
+from trimtab.endpoint.snapshot import EndpointId
 
 A, B, C = (EndpointId(f"10.0.0.{number}:8000") for number in (1, 2, 3))
 CHAT = request_kind("/v1/chat/completions", "192.0.2.1", 100)

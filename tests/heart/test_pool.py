@@ -26,7 +26,7 @@ from tests.heart.scene import (
     token,
     unreachable,
 )
-from trimtab.fleet.observation import Observation, Outcome, Verdict
+from trimtab.observation.kinds import Observation, Outcome, Verdict
 from trimtab.pool import EndpointSpec, PoolDecision, State
 from trimtab.scoring import HealthPolicy
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.heart.scene import POOL, A, B, Scene, read
-from trimtab.fleet.observation import SignalQueried
-from trimtab.fleet.queried import Queried, Trust
-from trimtab.fleet.readings import Readings
+from trimtab.endpoint.engine_readings import Readings
+from trimtab.endpoint.prometheus_readings import Queried, Trust
+from trimtab.observation.kinds import SignalQueried
 from trimtab.pool import State
 
 

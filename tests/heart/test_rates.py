@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.heart.scene import Scene, read, started, stream_read, token
-from trimtab.fleet.observation import Histogram
-from trimtab.fleet.rates import Spread, spread
-from trimtab.fleet.snapshot import EndpointView
+from trimtab.endpoint.engine_rates import Spread, spread
+from trimtab.endpoint.snapshot import EndpointView
+from trimtab.observation.kinds import Histogram
 
 BOUNDS = (0.1, 0.5, 1.0, inf)
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.heart.scene import A, B, C, Scene, answered, ended, failed, read, rejected, started, token, unreachable
-from trimtab.fleet.observation import Outcome, Verdict
+from trimtab.health.breaker import Breaker, BreakerState
+from trimtab.health.cooldown import CoolDown
+from trimtab.observation.kinds import Outcome, Verdict
 from trimtab.policy.model import Shaping
 from trimtab.pool import State
-from trimtab.shaping.breaker import Breaker, BreakerState
-from trimtab.shaping.cooldown import CoolDown
-from trimtab.shaping.weights import floored, jittered, moved, to_weight
+from trimtab.weights.integers import floored, jittered, moved, to_weight
 
 
 class TestCoolDown:

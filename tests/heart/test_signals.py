@@ -6,8 +6,8 @@ from math import inf, nan
 import pytest
 
 from tests.heart.scene import A, B, Scene, answered, failed, read, rejected
-from trimtab.fleet.observation import Signals, SignalsRead
-from trimtab.fleet.readings import Origin
+from trimtab.endpoint.engine_readings import Origin
+from trimtab.observation.kinds import Signals, SignalsRead
 from trimtab.pool import State
 
 

@@ -21,8 +21,8 @@ from tests.heart.scene import (
     stream_read,
     token,
 )
-from trimtab.fleet.observation import Observation, Outcome, Verdict
-from trimtab.fleet.signs import Sign
+from trimtab.endpoint.failure_signals import Sign
+from trimtab.observation.kinds import Observation, Outcome, Verdict
 from trimtab.pool import State
 
 

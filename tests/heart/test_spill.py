@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.heart.scene import A, B, C, Scene, failed, rejected
-from trimtab.shaping.spill import Spill, can_take, last_resort, takes_over, wants_tries
+from trimtab.weights.failover import Spill, can_take, last_resort, takes_over, wants_tries
 
 PARTS = st.floats(0, 1)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.heart.scene import POOL, A, B, Scene, ended, read, rejected, started, token
-from trimtab.fleet.observation import Histogram, Observation, Signals, SignalsRead
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
-from trimtab.fleet.token_ratio import TokenRatio
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.endpoint.token_ratio import TokenRatio
+from trimtab.observation.kinds import Histogram, Observation, Signals, SignalsRead
 from trimtab.scoring import PredictedTtft, PredictedTtftPolicy
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from trimtab.fleet.snapshot import EndpointId, EndpointView
-from trimtab.shaping.trial import Trials
+from trimtab.endpoint.snapshot import EndpointId, EndpointView
+from trimtab.health.exploration import Trials
 
 A, B, C = (EndpointId(f"10.0.0.{n}:8000", 0) for n in (1, 2, 3))
 PROMPT = 1000

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.fleet.averages import FadingMean, FadingPeak
-from trimtab.fleet.quantile import SlidingQuantile
-from trimtab.fleet.windows import BurstFilter, Lookback, Window
+from trimtab.stats.fading import FadingMean, FadingPeak
+from trimtab.stats.quantile import SlidingQuantile
+from trimtab.stats.windows import BurstFilter, Lookback, Window
 
 SAMPLES = st.lists(st.tuples(st.floats(0, 20), st.floats(0, 1000)), min_size=1, max_size=80)
 

@@ -16,7 +16,7 @@ from tests.harness import until
 from tests.live.engines import Engine
 from tests.live.tiny_model import NAME
 from tests.system.stack import Trimtab, on_free_ports, running
-from trimtab.fleet.observation import Verdict
+from trimtab.observation.kinds import Verdict
 
 E = TypeVar("E", bound=Engine)
 Note = Callable[[str], None]

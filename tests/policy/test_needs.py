@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from trimtab.fleet.queried import ASKABLE
+from trimtab.endpoint.prometheus_readings import ASKABLE
 from trimtab.policy import PolicyError, needs, parse_policy
 from trimtab.policy.engines import engine_tables
 from trimtab.policy.prometheus import bundled_queries

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.reading import captures
-from trimtab.fleet.observation import Verdict
+from trimtab.observation.kinds import Verdict
 
 SATURATED, QUOTA, UNAVAILABLE = Verdict.SATURATED, Verdict.QUOTA, Verdict.UNAVAILABLE
 DRAINING, UNKNOWN = Verdict.DRAINING, Verdict.UNKNOWN

@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.encoding import CorruptBody, Decoder, UnknownCoding, decode_body
+from trimtab.llmapi.encoding import CorruptBody, Decoder, UnknownCoding, decode_body
 
 
 def _raw_deflate(data: bytes) -> bytes:

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from ext_proc.error_body import MAX_TEXT, ErrorBody, read_error_body
+from trimtab.llmapi.errors import MAX_TEXT, ErrorBody, read_error_body
 
 OVERLOADED = "The model is overloaded"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.error_body import read_error_body
-from ext_proc.hints import retry_hint_s
+from trimtab.llmapi.errors import read_error_body
+from trimtab.llmapi.retry_after import retry_hint_s
 
 NOW = 1_795_972_338.0
 CAP = 7 * 86_400.0

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ext_proc.probe_answer import ProbeAnswer
-from ext_proc.verdict import RejectionReader
-from trimtab.fleet.observation import ProbeResult
+from trimtab.llmapi.probe_answer import ProbeAnswer
+from trimtab.llmapi.rejections import RejectionReader
+from trimtab.observation.kinds import ProbeResult
 from trimtab.policy.model import Rejections
 
 RULES = RejectionReader.from_policy(Rejections())

@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from ext_proc.retries import Asked, RetryAdvice
-from trimtab.fleet.observation import AttemptEnded, Outcome, Verdict
+from ext_proc.retry_decision import Asked, RetryAdvice
+from trimtab.observation.kinds import AttemptEnded, Outcome, Verdict
 from trimtab.policy.model import Pool
 from trimtab.v1 import feedback_pb2 as pb
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.sse import SseEvent, SseParser
+from trimtab.llmapi.sse import SseEvent, SseParser
 
 STREAM = (
     b": ping\n\n"

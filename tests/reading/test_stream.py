@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.stream import EventKind, StreamEvent, StreamReader
 from tests.reading import captures
+from trimtab.llmapi.stream import EventKind, StreamEvent, StreamReader
 
 TOKEN, ERROR, DONE, UNREADABLE = EventKind.TOKEN, EventKind.ERROR, EventKind.DONE, EventKind.UNREADABLE
 SSE = "text/event-stream; charset=utf-8"

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ext_proc.unary import UnaryWatch, read_unary
-from ext_proc.verdict import MAX_BODY, RejectionReader
 from ext_proc.watch import Attempt
-from trimtab.fleet.observation import AnswerRead, Output, Rejected, Verdict
+from trimtab.llmapi.rejections import MAX_BODY, RejectionReader
+from trimtab.observation.kinds import AnswerRead, Output, Rejected, Verdict
 from trimtab.policy.model import Rejections
 
 JSON = {"content-type": "application/json"}

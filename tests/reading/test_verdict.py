@@ -13,7 +13,6 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ext_proc.verdict import MAX_RETRY_AFTER_S, Judgement, RejectionReader, bundled_rules
 from tests.reading import captures
 from tests.reading.rejections import (
     ANSWERS,
@@ -26,7 +25,8 @@ from tests.reading.rejections import (
     anthropic,
     openai,
 )
-from trimtab.fleet.observation import Verdict
+from trimtab.llmapi.rejections import MAX_RETRY_AFTER_S, Judgement, RejectionReader, bundled_rules
+from trimtab.observation.kinds import Verdict
 from trimtab.policy.model import Rejections, Rule
 
 NOW = 1_795_972_338.0

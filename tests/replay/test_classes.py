@@ -6,7 +6,7 @@ import pytest
 
 from tests.replay.scene import fleet, run
 from tests.replay.test_control import heard, of  # noqa: F401 - a fixture
-from trimtab.fleet.observation import LoadReported
+from trimtab.observation.kinds import LoadReported
 from trimtab.policy.model import Pool
 from trimtab.pool import PoolController, PoolDecision
 from trimtab.sim.replay.arms import policy_arm

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.replay.scene import fleet, run, steady
-from trimtab.fleet.observation import (
+from trimtab.observation.kinds import (
     AttemptEnded,
     AttemptStarted,
     FirstToken,

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from trimtab.shaping.weights import jittered
 from trimtab.sim.replay.envoy import LeastRequest, RoundRobin, Schedule, Uniform
 from trimtab.sim.replay.hosts import Balancer, Endpoint, Gateway, Host
+from trimtab.weights.integers import jittered
 
 
 def hosts(*weights: int) -> list[Host]:

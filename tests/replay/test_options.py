@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from tests.replay.scene import fleet, run, steady
-from trimtab.cli.errors import UserError, ensure_folder
 from trimtab.cli.replay import Wanted, make_replays, refuse_idle_options, write_report
 from trimtab.policy.model import Pool
+from trimtab.process.errors import UserError, ensure_folder
 from trimtab.sim.replay.arms import policy_arm
 from trimtab.sim.replay.simulated import NotSimulatedError, lost, page_signals
 from trimtab.sim.replay.simulation import Conditions

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trimtab.cli import plot
-from trimtab.cli.errors import UserError
+from trimtab.process.errors import UserError
 from trimtab.sim.replay.jobs import Made
 
 

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from trimtab.fleet.observation import Signals
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.decision import PoolDecision
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.health.endpoint_health import Standing
+from trimtab.observation.kinds import Signals
 from trimtab.policy.model import Shaping
 from trimtab.scoring import Law
-from trimtab.shaping.decision import PoolDecision
-from trimtab.shaping.shaper import Shaper
-from trimtab.shaping.standing import Standing
+from trimtab.weights.weighting import Shaper
 
 TICK_S = 0.25
 RESIDENCE_S = 2.0  # from a request's first token to its last

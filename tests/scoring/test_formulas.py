@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.scoring.laws import LAWS
-from trimtab.fleet.observation import Signals
-from trimtab.fleet.queried import CustomReading
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.endpoint.prometheus_readings import CustomReading
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.observation.kinds import Signals
 from trimtab.scoring import (
     Blend,
     BlendPolicy,

@@ -14,10 +14,10 @@ from tests.heart.scene import A, B, Scene, answered, read
 from tests.scoring.fluid import Pool, engines
 from tests.scoring.laws import LAWS, POLICIES
 from tests.scoring.views import READINGS, pools, with_view
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.policy.model import Shaping
 from trimtab.scoring import Law, Need, Score
-from trimtab.shaping.shaper import Shaper
+from trimtab.weights.weighting import Shaper
 
 PAGES = Path(__file__).parents[2] / "docs" / "laws"
 

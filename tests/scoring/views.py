@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from trimtab.fleet.observation import Signals
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.observation.kinds import Signals
 
 _seconds = st.floats(0, 120)
 _shares = st.floats(0, 1)

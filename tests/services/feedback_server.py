@@ -9,7 +9,7 @@ import sys
 import grpc
 
 from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
-from xds_server.feedback import FeedbackService
+from xds_server.observation_stream import FeedbackService
 
 
 async def main(target: str) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from trimtab.fleet.snapshot import EndpointId, EndpointView
+from trimtab.endpoint.snapshot import EndpointId, EndpointView
 from trimtab.pool import EndpointDecision, PoolDecision, State
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.harness import free_port
-from trimtab.cli.child import tied
+from trimtab.process.child import tied
 
 ROOT = Path(__file__).parents[2]
 _UNPACKED = ROOT / ".venv" / "prometheus" / "usr" / "bin" / "prometheus"

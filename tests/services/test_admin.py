@@ -10,18 +10,18 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.services.made import decision, endpoint
-from trimtab.fleet.observation import Adapters, Signals
-from trimtab.fleet.queried import CustomReading
-from trimtab.fleet.rates import Spread
-from trimtab.fleet.readings import Origin
-from trimtab.fleet.snapshot import EndpointView
+from trimtab.decision import ClassDecision
+from trimtab.endpoint.engine_rates import Spread
+from trimtab.endpoint.engine_readings import Origin
+from trimtab.endpoint.prometheus_readings import CustomReading
+from trimtab.endpoint.snapshot import EndpointView
+from trimtab.observation.kinds import Adapters, Signals
 from trimtab.policy.model import Policy
 from trimtab.pool import EndpointDecision, PoolDecision, State
-from trimtab.shaping.decision import ClassDecision
-from xds_server.admin import AdminState, admin_app
-from xds_server.ads import ClientRow, TypeRow
-from xds_server.metrics import Metrics
-from xds_server.snapshot import TypeUrl
+from xds_server.admin.metrics import Metrics
+from xds_server.admin.server import AdminState, admin_app
+from xds_server.ads.server import ClientRow, TypeRow
+from xds_server.ads.snapshot import TypeUrl
 
 NOW = 1010.0
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.services.made import decision
-from trimtab.codec import from_proto, states_to_proto, to_proto
-from trimtab.fleet.observation import (
+from trimtab.observation.kinds import (
     AttemptEnded,
     AttemptStarted,
     FirstToken,
@@ -21,6 +20,7 @@ from trimtab.fleet.observation import (
     StreamRead,
     Verdict,
 )
+from trimtab.observation.wire import from_proto, states_to_proto, to_proto
 from trimtab.pool import State
 from trimtab.v1 import feedback_pb2 as pb
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.services.test_page import read, signals
-from trimtab.fleet.observation import Adapters, Histogram, Signals
+from trimtab.observation.kinds import Adapters, Histogram, Signals
 
 
 def known(engine: str, page: str, **policy: Any) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from ext_proc.report import Reporter
+from ext_proc.reporter import Reporter
 from tests.harness import until
 from tests.services.made import decision
-from trimtab.codec import to_proto
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Observation, Outcome
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, FirstToken, Observation, Outcome
+from trimtab.observation.wire import to_proto
 from trimtab.v1 import feedback_pb2 as pb
 from trimtab.v1.feedback_pb2_grpc import FeedbackStub, add_FeedbackServicer_to_server
-from xds_server.feedback import FeedbackService
+from xds_server.observation_stream import FeedbackService
 
 ROOT = Path(__file__).parents[2]
 
@@ -192,7 +192,7 @@ async def test_what_no_message_can_hold_is_dropped_and_said_once(
         reporter.report([token(0), bad, token(1), bad])
         await until(lambda: len(plane.observations) == 2)
         assert reporter.dropped == 2
-    assert len([r for r in caplog.records if r.name == "ext_proc.report" and r.levelno >= logging.WARNING]) == 1
+    assert len([r for r in caplog.records if r.name == "ext_proc.reporter" and r.levelno >= logging.WARNING]) == 1
 
 
 async def test_states_come_at_once_and_when_they_are_news(plane: Plane) -> None:

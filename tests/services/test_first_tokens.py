@@ -2,9 +2,9 @@
 
 import pytest
 
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Observation, Outcome
-from xds_server import first_tokens
-from xds_server.first_tokens import FirstTokens
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, FirstToken, Observation, Outcome
+from xds_server.admin import first_tokens
+from xds_server.admin.first_tokens import FirstTokens
 
 WHERE = ("p", "10.0.0.1:80")
 

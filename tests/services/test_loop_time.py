@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from trimtab.fleet.observation import (
+from trimtab.observation.kinds import (
     AttemptEnded,
     AttemptStarted,
     ClusterChanged,
@@ -20,7 +20,7 @@ from trimtab.fleet.observation import (
     StreamRead,
     Verdict,
 )
-from xds_server.loop_time import Evidence, LoopTimes, source_of
+from xds_server.admin.control_loop_latency import Evidence, LoopTimes, source_of
 
 WHERE = ("chat", "10.0.0.1:80", "r")
 

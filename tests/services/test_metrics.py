@@ -10,7 +10,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.services.made import decision, endpoint
-from trimtab.fleet.observation import (
+from trimtab.decision import ClassDecision
+from trimtab.endpoint.engine_rates import Spread
+from trimtab.endpoint.failure_signals import Sign
+from trimtab.endpoint.snapshot import EndpointId
+from trimtab.observation.kinds import (
     AnswerRead,
     AttemptEnded,
     AttemptStarted,
@@ -26,16 +30,12 @@ from trimtab.fleet.observation import (
     SignalsRead,
     Verdict,
 )
-from trimtab.fleet.rates import Spread
-from trimtab.fleet.signs import Sign
-from trimtab.fleet.snapshot import EndpointId
 from trimtab.policy.model import Policy
 from trimtab.pool import PoolDecision, State
-from trimtab.shaping.decision import ClassDecision
+from xds_server.admin.metrics import Metrics
+from xds_server.admin.state import AdminState
+from xds_server.ads.snapshot import TypeUrl
 from xds_server.discovery import DiscoveryCollector, SourceStatus
-from xds_server.metrics import Metrics
-from xds_server.snapshot import TypeUrl
-from xds_server.state import AdminState
 
 GOLDEN = Path(__file__).parent / "data" / "metrics.golden"
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.harness import until
 from tests.services.test_scraper import AtOnce, Readings, engine, pool
-from trimtab.fleet.observation import SignalsRead
-from xds_server.sources import Scraper, new_session
-from xds_server.sources.model_card import read_card
+from trimtab.observation.kinds import SignalsRead
+from xds_server.probes.model_card import read_card
+from xds_server.signals import Scraper, new_session
 
 RECORDED = (Path(__file__).parent / "data" / "vllm_models.txt").read_bytes().splitlines()[-1]
 

@@ -6,9 +6,9 @@ import pytest
 from envoy.config.endpoint.v3.load_report_pb2 import EndpointLoadMetricStats
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsRequest
 
-from trimtab.fleet.observation import LoadReported, Signals, SignalsRead
+from trimtab.observation.kinds import LoadReported, Signals, SignalsRead
 from xds_server.lrs import LrsService
-from xds_server.sources.orca import ORCA, orca_reading
+from xds_server.signals.orca import ORCA, orca_reading
 
 WAITING, KV = "named_metrics.num_requests_waiting", "named_metrics.kv_cache_usage_perc"
 

@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from trimtab.fleet.observation import Histogram, Signals
+from trimtab.observation.kinds import Histogram, Signals
 from trimtab.policy.engines import engine_tables
 from trimtab.policy.metric import parse_metric
 from trimtab.policy.model import Engine, Pool, SignalNames
-from xds_server.sources import MAX_PAGE_BYTES, PageRead, page_names, read_page
+from xds_server.signals import MAX_PAGE_BYTES, PageRead, page_names, read_page
 
 DATA = Path(__file__).parent / "data"
 LOADED = (DATA / "vllm_metrics_loaded.txt").read_bytes()

@@ -17,19 +17,20 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ext_proc.probe_answer import ProbeAnswer
-from ext_proc.verdict import RejectionReader
 from tests.harness import until
 from tests.services.test_scraper import TLS, black_hole, certificate
-from trimtab.fleet.observation import Probed, ProbeResult, Signals, SignalsRead
+from trimtab.decision import State
+from trimtab.llmapi.probe_answer import ProbeAnswer
+from trimtab.llmapi.rejections import RejectionReader
+from trimtab.observation.kinds import Probed, ProbeResult, Signals, SignalsRead
 from trimtab.policy.model import Pool, Rejections
 from trimtab.policy.probe import Probe
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController
-from trimtab.shaping.decision import State
 from trimtab.sim.faults import Fault
 from trimtab.sim.http import EngineServer
 from trimtab.sim.kinds import KINDS
-from xds_server.sources import PROBE_HEADER, Prober, new_session
+from xds_server.probes.prober import PROBE_HEADER, Prober
+from xds_server.signals import new_session
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 READ_ANSWER = partial(ProbeAnswer, RejectionReader.from_policy(Rejections()))

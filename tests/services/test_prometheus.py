@@ -23,15 +23,15 @@ from tests.services.prometheus_rig import (
     simulated_engines,
     wait_for,
 )
-from trimtab.fleet.observation import Observation, SignalQueried
-from trimtab.fleet.snapshot import EndpointView
+from trimtab.endpoint.snapshot import EndpointView
+from trimtab.observation.kinds import Observation, SignalQueried
 from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import bundled_queries
 from trimtab.pool import EndpointSpec, PoolController
-from xds_server.sources.names import page_names
-from xds_server.sources.page import read_page
-from xds_server.sources.prometheus import PrometheusSource
-from xds_server.sources.prometheus_query import Asker, QueryFailed
+from xds_server.signals.names import page_names
+from xds_server.signals.page import read_page
+from xds_server.signals.prometheus import PrometheusSource
+from xds_server.signals.prometheus_query import Asker, QueryFailed
 
 CAPTURED = (Path(__file__).parent / "data" / "vllm_metrics_loaded.txt").read_text()
 _FIRST, _SECOND = (f'gpu="{gpu}",Hostname="127.0.0.1",pod="llama-0"' for gpu in (0, 1))

@@ -14,15 +14,15 @@ import pytest
 from aiohttp import web
 
 from tests.harness import free_port, until
-from trimtab.cli.control_plane import ControlPlane
-from trimtab.fleet.observation import SignalQueried
+from trimtab.observation.kinds import SignalQueried
 from trimtab.policy import PolicyFile
 from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import Prometheus
 from trimtab.pool import EndpointSpec
-from xds_server.sources import prometheus_query, troubles
-from xds_server.sources.prometheus import PrometheusSource
-from xds_server.sources.prometheus_query import Answer, Asker, QueryFailed, Series
+from xds_server.control_plane import ControlPlane
+from xds_server.signals import prometheus_query, troubles
+from xds_server.signals.prometheus import PrometheusSource
+from xds_server.signals.prometheus_query import Answer, Asker, QueryFailed, Series
 
 A = EndpointSpec("10.0.0.1:8000", "10.0.0.1:8000")
 HERE = {"instance": A.address}

@@ -5,9 +5,9 @@ from math import inf, nan
 
 import pytest
 
-from trimtab.fleet.spec import EndpointSpec
-from xds_server.sources.prometheus_join import join
-from xds_server.sources.prometheus_query import Answer, Series
+from trimtab.endpoint.spec import EndpointSpec
+from xds_server.signals.prometheus_join import join
+from xds_server.signals.prometheus_query import Answer, Series
 
 ONE = EndpointSpec("10.0.0.1:8000", "gpu-1.internal:8000", labels={"pod": "llama-0", "ns": "prod"})
 TWO = EndpointSpec("10.0.0.2:8000", "gpu-2.internal:8000", labels={"pod": "llama-0", "ns": "test"})

@@ -8,8 +8,8 @@ import pytest
 
 from tests.harness import free_port, until
 from trimtab.policy.model import Pool
-from xds_server.sources import reachability
-from xds_server.sources.reachability import Reachability
+from xds_server.probes import reachability
+from xds_server.probes.reachability import Reachability
 
 
 @pytest.fixture(autouse=True)

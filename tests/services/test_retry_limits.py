@@ -8,7 +8,7 @@ import pytest
 from tests.services.made import endpoint
 from trimtab.policy.model import Pool
 from trimtab.pool import PoolDecision
-from xds_server.resources.retries import retry_limits
+from xds_server.config.retry_limits import retry_limits
 
 LIMIT = {"circuit_breakers.chat.default.max_retries": 1}
 WORKS: dict[str, Any] = {"takes_work": True}

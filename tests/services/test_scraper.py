@@ -19,13 +19,13 @@ import pytest
 from aiohttp import web
 
 from tests.harness import until
-from trimtab.fleet.observation import Signals, SignalsRead
+from trimtab.observation.kinds import Signals, SignalsRead
 from trimtab.policy.model import Pool, ScrapeTls
 from trimtab.pool import EndpointSpec
-from xds_server.sources import MAX_PAGE_BYTES, PageRead, Scraper, new_session, read_page
-from xds_server.sources.model_card import ModelCard
-from xds_server.sources.names import PageNames
-from xds_server.sources.reader import Job, PoolReader
+from xds_server.probes.model_card import ModelCard
+from xds_server.signals import MAX_PAGE_BYTES, PageRead, Scraper, new_session, read_page
+from xds_server.signals.names import PageNames
+from xds_server.signals.reader import Job, PoolReader
 
 TLS = Path(__file__).parent / "data" / "tls"
 PAGE = b"vllm:num_requests_waiting 3\n"
@@ -358,9 +358,9 @@ async def test_a_fault_of_ours_is_told_once_and_the_next_page_is_read(
         raise RecursionError("too deep")
 
     caplog.set_level(logging.INFO, "xds_server")
-    monkeypatch.setattr("xds_server.sources.scraper.read_page", fails_at_first)
-    monkeypatch.setattr("xds_server.sources.scraper.read_card", fails)
-    monkeypatch.setattr("xds_server.sources.scraper._CARD_PERIOD_S", 0.0)
+    monkeypatch.setattr("xds_server.signals.scraper.read_page", fails_at_first)
+    monkeypatch.setattr("xds_server.signals.scraper.read_card", fails)
+    monkeypatch.setattr("xds_server.signals.scraper._CARD_PERIOD_S", 0.0)
     readings = Readings()
     scraper = Scraper(readings.take, session, rng=AtOnce())
     async with engine() as endpoint:
@@ -383,7 +383,7 @@ class _Named:
 async def test_a_task_that_ends_is_begun_anew(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xds_server.sources.reader._BEGIN_ANEW_S", 0.001)
+    monkeypatch.setattr("xds_server.signals.reader._BEGIN_ANEW_S", 0.001)
     begun = 0
 
     class Failing(PoolReader[Job]):

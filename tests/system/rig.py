@@ -7,10 +7,10 @@ from typing import Any
 
 from tests.harness import EnvoyProcess, until
 from tests.system.stack import Trimtab, running
-from trimtab.cli.control_plane import ControlPlane
-from trimtab.fleet.observation import Observation
+from trimtab.observation.kinds import Observation
 from trimtab.policy import PolicyFile
-from xds_server.bootstrap import render_bootstrap
+from xds_server.config.bootstrap import render_bootstrap
+from xds_server.control_plane import ControlPlane
 
 
 class SeeingPlane(ControlPlane):

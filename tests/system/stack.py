@@ -14,8 +14,8 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.harness import until
-from trimtab.cli.child import tied
-from trimtab.cli.local_stack import on_free_ports
+from trimtab.lab.local_stack import on_free_ports
+from trimtab.process.child import tied
 
 
 class Process:

@@ -10,7 +10,7 @@ from tests.harness import until
 from tests.system.load import failures
 from tests.system.rig import observed
 from tests.system.stack import Engines, policy_for, running
-from trimtab.fleet.snapshot import EndpointView
+from trimtab.endpoint.snapshot import EndpointView
 from trimtab.sim.client import replay
 from trimtab.sim.trace import Request
 

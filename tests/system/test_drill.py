@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from trimtab.cli.drill.drills import DRILLS
-from trimtab.cli.drill.run import run_one
+from trimtab.lab.drill.drills import DRILLS
+from trimtab.lab.drill.run import run_one
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from tests.system.load import failures, steady
 from tests.system.stack import Engines, Trimtab, policy_for, running
 from trimtab.policy import load_policy
 from trimtab.sim.client import replay
-from xds_server.bootstrap import render_bootstrap
+from xds_server.config.bootstrap import render_bootstrap
 
 pytestmark = pytest.mark.integration
 

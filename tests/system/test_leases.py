@@ -14,7 +14,7 @@ from tests.harness import EnvoyProcess, until
 from tests.system.load import failures, steady
 from tests.system.rig import SeeingPlane, observed
 from tests.system.stack import Engines, Trimtab, policy_for, running
-from trimtab.fleet.snapshot import EndpointView
+from trimtab.endpoint.snapshot import EndpointView
 from trimtab.sim.client import Result, replay
 from trimtab.sim.trace import Request
 

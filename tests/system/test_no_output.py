@@ -15,7 +15,7 @@ from aiohttp import web
 
 from tests.harness import DONE, Body, Chunks, FakeEngine, Step, engines, error, tokens, until
 from tests.system.stack import Trimtab, running
-from trimtab.cli.local_stack import on_free_ports
+from trimtab.lab.local_stack import on_free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness import engines, tokens, until
 from tests.system.stack import Trimtab, running
-from trimtab.cli.local_stack import on_free_ports
+from trimtab.lab.local_stack import on_free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from tests.harness import until
 from tests.system.load import failures, steady
 from tests.system.stack import Engines, Trimtab, running
-from trimtab.cli.local_stack import on_free_ports
+from trimtab.lab.local_stack import on_free_ports
 from trimtab.sim.client import replay
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,7 @@ from tests.system.stack import Engines, Trimtab, policy_for, running
 from trimtab.policy import load_policy
 from trimtab.sim.client import Result, replay
 from trimtab.sim.trace import Request
-from xds_server.bootstrap import render_bootstrap
+from xds_server.config.bootstrap import render_bootstrap
 
 pytestmark = pytest.mark.integration
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.harness import Body, EnvoyProcess, engines, error, free_port, until
 from tests.system.stack import Trimtab, running
-from trimtab.cli.local_stack import on_free_ports
+from trimtab.lab.local_stack import on_free_ports
 from trimtab.policy import load_policy
-from xds_server.bootstrap import render_bootstrap
+from xds_server.config.bootstrap import render_bootstrap
 
 pytestmark = pytest.mark.integration
 

@@ -12,18 +12,18 @@ import pytest
 from tests.harness import EnvoyProcess, until
 from tests.system.load import failures
 from tests.system.stack import Engines, Trimtab, policy_for, running
-from trimtab.cli.state_file import Kept, StateFile
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Outcome
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, FirstToken, Outcome
 from trimtab.policy import Policy, load_policy
 from trimtab.pool import EndpointSpec, PoolController
 from trimtab.sim.client import replay
 from trimtab.sim.trace import Request
-from xds_server.ads import AdsService
-from xds_server.assignment import EndpointWeight, build_assignment
-from xds_server.bootstrap import render_bootstrap
-from xds_server.resources import static_resources
-from xds_server.snapshot import SnapshotCache, TypeUrl
-from xds_server.transport import SERVER_OPTIONS
+from xds_server.ads.server import AdsService
+from xds_server.ads.snapshot import SnapshotCache, TypeUrl
+from xds_server.ads.transport import SERVER_OPTIONS
+from xds_server.config import static_resources
+from xds_server.config.bootstrap import render_bootstrap
+from xds_server.config.endpoints import EndpointWeight, build_assignment
+from xds_server.state_file import Kept, StateFile
 
 pytestmark = pytest.mark.integration
 

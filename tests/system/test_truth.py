@@ -11,7 +11,7 @@ from tests.harness import until
 from tests.system.load import failures, steady
 from tests.system.rig import observed
 from tests.system.stack import Engines, policy_for, running
-from trimtab.fleet.observation import AttemptEnded, AttemptStarted, FirstToken, Observation
+from trimtab.observation.kinds import AttemptEnded, AttemptStarted, FirstToken, Observation
 from trimtab.sim.client import replay
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]

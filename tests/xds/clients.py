@@ -23,8 +23,8 @@ from envoy.service.discovery.v3.discovery_pb2 import (
 )
 from envoy.service.runtime.v3.rtds_pb2 import Runtime
 
-from xds_server.ads import AdsService
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.server import AdsService
+from xds_server.ads.snapshot import TypeUrl
 
 _NAME: dict[TypeUrl, Callable[[bytes], str]] = {
     TypeUrl.CDS: lambda body: Cluster.FromString(body).name,

@@ -12,8 +12,8 @@ from envoy.extensions.filters.network.http_connection_manager.v3.http_connection
 )
 from envoy.service.runtime.v3.rtds_pb2 import Runtime
 
-from xds_server.assignment import EndpointWeight, build_assignment
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config.endpoints import EndpointWeight, build_assignment
 
 Published = dict[str, dict[str, bytes]]
 

@@ -12,12 +12,12 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 
 from tests.harness import free_port
 from tests.xds.clients import DeltaClient, XdsClient
-from trimtab.fleet.observation import LoadReported
-from xds_server.ads import AdsService
-from xds_server.events import XdsEvents
+from trimtab.observation.kinds import LoadReported
+from xds_server.ads.events import XdsEvents
+from xds_server.ads.server import AdsService
+from xds_server.ads.snapshot import SnapshotCache, TypeUrl
+from xds_server.ads.transport import SERVER_OPTIONS
 from xds_server.lrs import LrsService
-from xds_server.snapshot import SnapshotCache, TypeUrl
-from xds_server.transport import SERVER_OPTIONS
 
 UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
 

@@ -8,7 +8,7 @@ from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xds_server.assignment import EndpointWeight, build_assignment
+from xds_server.config.endpoints import EndpointWeight, build_assignment
 
 
 def read(body: bytes) -> dict[str, tuple[int, bool]]:

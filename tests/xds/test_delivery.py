@@ -19,10 +19,10 @@ from tests.xds.clients import (
     XdsClient,
     quiet,
 )
-from xds_server.ads import AdsService
-from xds_server.events import XdsEvents
-from xds_server.snapshot import SnapshotCache, TypeUrl
-from xds_server.variants import DELTA, STATE_OF_THE_WORLD, Variant
+from xds_server.ads.events import XdsEvents
+from xds_server.ads.protocol import DELTA, STATE_OF_THE_WORLD, Variant
+from xds_server.ads.server import AdsService
+from xds_server.ads.snapshot import SnapshotCache, TypeUrl
 
 TWO_POOLS = {"a": {8001: 5}, "b": {8002: 5}}
 BAD = 666  # a weight that clients in these tests refuse

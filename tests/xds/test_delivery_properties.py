@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.xds import resources as make
 from tests.xds.clients import DeltaClient, DeltaEnvoy, Link, StateOfTheWorldClient, StateOfTheWorldEnvoy
-from xds_server.ads import AdsService
-from xds_server.snapshot import SnapshotCache, TypeUrl
+from xds_server.ads.server import AdsService
+from xds_server.ads.snapshot import SnapshotCache, TypeUrl
 
 _NAMES = ("a", "b", "c", "d")
 _PORTS = {name: 8001 + number for number, name in enumerate(_NAMES)}

@@ -17,7 +17,7 @@ from tests.xds import resources as make
 from tests.xds.envoy import envoy, weights_in_force
 from tests.xds.relay import relay
 from tests.xds.server import XdsServer, xds_server
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
 
 pytestmark = pytest.mark.integration
 

@@ -15,8 +15,8 @@ from envoy.config.cluster.v3.cluster_pb2 import Cluster
 from tests.harness import until
 from tests.xds import resources as make
 from tests.xds.server import XdsServer
-from xds_server.assignment import EndpointWeight, build_assignment
-from xds_server.snapshot import TypeUrl
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config.endpoints import EndpointWeight, build_assignment
 
 pytestmark = pytest.mark.integration
 

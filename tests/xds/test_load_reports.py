@@ -8,7 +8,7 @@ import pytest
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsRequest, LoadStatsResponse
 
 from tests.xds.clients import quiet
-from trimtab.fleet.observation import LoadReported
+from trimtab.observation.kinds import LoadReported
 from xds_server.lrs import LrsService
 
 

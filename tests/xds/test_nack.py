@@ -2,7 +2,7 @@
 
 import pytest
 
-from xds_server.nack import one_line
+from xds_server.ads.nack import one_line
 
 _WEIGHT = (
     'goo.gle/debugproto  \ncluster_name: "a"\nendpoints {\n  lb_endpoints {\n  }\n}\n: '

@@ -10,7 +10,7 @@ import pytest
 from tests.harness import until
 from tests.xds import resources as make
 from tests.xds.server import XdsServer, xds_server
-from xds_server.replica import Replica
+from xds_server.ads.mirror import Replica
 
 TWO_POOLS = make.world({"a": {8001: 5}, "b": {8002: 5}})
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from tests.xds import resources as make
-from xds_server.retired import RetiredClusters
-from xds_server.snapshot import SnapshotCache, TypeUrl
+from xds_server.ads.snapshot import SnapshotCache, TypeUrl
+from xds_server.removal_delay import RetiredClusters
 
 WAIT_S = 300.0
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.xds import resources as make
-from xds_server.snapshot import InconsistentSnapshotError, SnapshotCache, TypeUrl
+from xds_server.ads.snapshot import InconsistentSnapshotError, SnapshotCache, TypeUrl
 
 
 def published(epoch: str = "e1", weight: int = 5) -> SnapshotCache:

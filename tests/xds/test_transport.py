@@ -13,10 +13,10 @@ from tests.harness import until
 from tests.xds import resources as make
 from tests.xds.clients import DeltaClient, StateOfTheWorldClient, XdsClient
 from tests.xds.server import UNLIMITED, joined, open_stream, xds_server
-from xds_server.ads import _Stream
-from xds_server.assignment import EndpointWeight, build_assignment
-from xds_server.snapshot import TypeUrl
-from xds_server.subscription import Subscription
+from xds_server.ads.server import _Stream
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.ads.subscription import Subscription
+from xds_server.config.endpoints import EndpointWeight, build_assignment
 
 pytestmark = pytest.mark.integration
 

@@ -6,11 +6,11 @@ import sys
 from rich.console import Console
 from rich.logging import RichHandler
 
-from trimtab.cli.child import forbid_fork_handlers
 from trimtab.cli.commands import app
-from trimtab.cli.errors import PartFailedError, UserError
-from trimtab.envoy_binary import EnvoyNotFoundError
 from trimtab.policy import PolicyError
+from trimtab.process.child import forbid_fork_handlers
+from trimtab.process.envoy_binary import EnvoyNotFoundError
+from trimtab.process.errors import PartFailedError, UserError
 from trimtab.sim.trace import TraceError
 
 

@@ -17,12 +17,12 @@ import uvloop
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from trimtab.cli.errors import UserError, ensure_folder
-from trimtab.cli.stopping import ignore_hangup
 from trimtab.policy import Policy, example_policy, json_schema, load_policy
 from trimtab.policy.endpoint_list import check_lists
 from trimtab.policy.model import OwnAddress
 from trimtab.policy.named_files import unreadable_files
+from trimtab.process.errors import UserError, ensure_folder
+from trimtab.process.stopping import ignore_hangup
 
 app = typer.Typer(
     name="trimtab",
@@ -117,7 +117,7 @@ def xds(policy: PolicyOption) -> None:
 def standby(policy: PolicyOption) -> None:
     """Stand by for the control plane: an Envoy that starts while it is down gets what it served last."""
     ignore_hangup()
-    from trimtab.cli.standby import stand_by
+    from xds_server.standby import stand_by
 
     _run(stand_by(policy))
 
@@ -149,7 +149,7 @@ def bootstrap(
     ] = False,
 ) -> None:
     """Print the bootstrap for an Envoy that runs elsewhere."""
-    from xds_server.bootstrap import render_bootstrap
+    from xds_server.config.bootstrap import render_bootstrap
 
     if admin is not None:
         try:
@@ -245,7 +245,7 @@ def demo(
     ] = None,
 ) -> None:
     """Compare Trimtab with Envoy's own balancers: real Envoys, simulated engines, a real trace, a fault half way."""
-    from trimtab.cli.demo import run as demo_run
+    from trimtab.lab.demo import run as demo_run
     from trimtab.sim.trace import bundled_trace, load_trace
 
     try:
@@ -274,9 +274,9 @@ def drill(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table in Markdown instead.")] = False,
 ) -> None:
     """Hurt engines, services and Envoy under load, and tell what clients saw. Exit code 1 if a promise is not kept."""
-    from trimtab.cli.drill import drills
-    from trimtab.cli.drill import run as drilling
-    from trimtab.cli.drill import show as showing
+    from trimtab.lab.drill import drills
+    from trimtab.lab.drill import run as drilling
+    from trimtab.lab.drill import show as showing
 
     if show:
         width = max(map(len, drills.DRILLS))
@@ -287,7 +287,7 @@ def drill(
     except ValueError as error:
         raise UserError(str(error)) from None
 
-    logging.getLogger("trimtab.cli.envoy_process").setLevel(logging.ERROR)  # that services are away is the drill
+    logging.getLogger("trimtab.process.envoy_process").setLevel(logging.ERROR)  # that services are away is the drill
 
     async def main() -> None:
         found = await drilling.drill(wanted, seed, Console(stderr=True))
@@ -367,7 +367,7 @@ def replay(
     if plot is not None:
         plotting.check_plot(plot)
     if validate:
-        from trimtab.cli.validate import validate as run_both
+        from trimtab.lab.validate import validate as run_both
 
         compared = run_both(validate_s, seeds, _wide_console())
         if report is not None:

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.cli.errors import UserError
-from trimtab.cli.listening import reach
 from trimtab.policy import load_policy
+from trimtab.process.errors import UserError
+from trimtab.process.listening import reach
 from xds_server.access import why_failed
 
 _TIMEOUT = aiohttp.ClientTimeout(total=30)

@@ -5,12 +5,12 @@ import logging
 import os
 from pathlib import Path
 
-from ext_proc.report import Reporter
-from trimtab.cli.collector import spare_what_is_loaded
-from trimtab.cli.following import follow
-from trimtab.cli.observers import Observers, Workers
-from trimtab.cli.stopping import stop_signal
+from ext_proc.reporter import Reporter
+from ext_proc.workers import Observers, Workers
 from trimtab.policy import PolicyFile
+from trimtab.process.collector import spare_what_is_loaded
+from trimtab.process.policy_follower import follow
+from trimtab.process.stopping import stop_signal
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
-from trimtab.cli.errors import UserError, ensure_folder, told_if_unwritable
+from trimtab.process.errors import UserError, ensure_folder, told_if_unwritable
 from trimtab.sim.replay.jobs import Made
 
 _BINS = 60  # over the time of arrivals

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from trimtab.cli.errors import UserError, told_if_unwritable
 from trimtab.policy import load_policy
 from trimtab.policy.model import Pool
+from trimtab.process.errors import UserError, told_if_unwritable
 from trimtab.sim.replay.arms import UnknownLawError, usable_names
 from trimtab.sim.replay.figures import over_seeds
 from trimtab.sim.replay.fleet import SimulatedFleet, load_fleet

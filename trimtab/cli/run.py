@@ -7,16 +7,16 @@ from pathlib import Path
 
 import aiohttp
 
-from trimtab.cli.collector import spare_what_is_loaded
-from trimtab.cli.control_plane import ControlPlane
-from trimtab.cli.envoy_process import EnvoyProcess
-from trimtab.cli.listening import ensure_free
-from trimtab.cli.observers import Observers, Workers, usage_told
-from trimtab.cli.stopping import stop_signal, unless_stopped
-from trimtab.envoy_binary import find_envoy
+from ext_proc.workers import Observers, Workers, usage_told
 from trimtab.policy import Policy, PolicyFile
-from xds_server.bootstrap import render_bootstrap
-from xds_server.snapshot import TypeUrl
+from trimtab.process.collector import spare_what_is_loaded
+from trimtab.process.envoy_binary import find_envoy
+from trimtab.process.envoy_process import EnvoyProcess
+from trimtab.process.listening import ensure_free
+from trimtab.process.stopping import stop_signal, unless_stopped
+from xds_server.ads.snapshot import TypeUrl
+from xds_server.config.bootstrap import render_bootstrap
+from xds_server.control_plane import ControlPlane
 
 log = logging.getLogger(__name__)
 

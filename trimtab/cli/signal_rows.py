@@ -9,12 +9,12 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.fleet.observation import Adapters
-from trimtab.fleet.queried import CustomReading
-from trimtab.fleet.rates import Spread
-from trimtab.fleet.readings import NOT_READ, SIGNALS
-from trimtab.fleet.snapshot import EndpointView
-from trimtab.shaping.decision import ProbeView
+from trimtab.decision import ProbeView
+from trimtab.endpoint.engine_rates import Spread
+from trimtab.endpoint.engine_readings import NOT_READ, SIGNALS
+from trimtab.endpoint.prometheus_readings import CustomReading
+from trimtab.endpoint.snapshot import EndpointView
+from trimtab.observation.kinds import Adapters
 
 _SHARES = frozenset({"kv_usage", "prefix_hit_rate"})
 _PER_S = {

@@ -15,19 +15,20 @@ from typing import Any, Self
 from rich.console import Console, Group
 from rich.live import Live
 
-from ext_proc.probe_answer import ProbeAnswer
-from ext_proc.verdict import RejectionReader
 from trimtab.cli import signal_rows
-from trimtab.cli.stopping import stop_signal, unless_stopped
-from trimtab.fleet.observation import Observation, SignalsRead
+from trimtab.decision import ProbeView
+from trimtab.health.probe_health import probe_pause_s
+from trimtab.llmapi.probe_answer import ProbeAnswer
+from trimtab.llmapi.rejections import RejectionReader
+from trimtab.observation.kinds import Observation, SignalsRead
 from trimtab.policy import load_policy
 from trimtab.policy.model import Policy, Pool
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController
-from trimtab.shaping.decision import ProbeView
-from trimtab.shaping.liveness import probe_pause_s
+from trimtab.process.stopping import stop_signal, unless_stopped
 from xds_server.discovery import Discovery
-from xds_server.sources import Prober, Scraper, new_session
-from xds_server.sources.prometheus import PrometheusSource
+from xds_server.probes.prober import Prober
+from xds_server.signals import Scraper, new_session
+from xds_server.signals.prometheus import PrometheusSource
 
 _READINGS = 2  # rates need two
 _REFRESH_S = 1.0

@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from trimtab.datapath import cluster_name
-from trimtab.fleet.classes import class_of
-from trimtab.fleet.observation import Verdict
+from trimtab.endpoint.request_classes import class_of
+from trimtab.observation.kinds import Verdict
 from trimtab.policy.by_law import ByLaw
 from trimtab.policy.classes import class_flaws
 from trimtab.policy.deadlines import SHORTEST_HEDGE_MS
@@ -31,7 +31,7 @@ from trimtab.policy.types import FilePath, MetricText, Port, text_schema
 from trimtab.policy.words import quoted, shown
 from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring import ScoringPolicy, default_scoring, make_law
-from trimtab.scoring.numbers import Positive, Share
+from trimtab.scoring.config import Positive, Share
 from trimtab.strict import Flaw, Strict
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")

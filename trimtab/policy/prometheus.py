@@ -10,12 +10,12 @@ import promql_parser
 from pydantic import AfterValidator, Field, TypeAdapter
 from ruamel.yaml import YAML
 
-from trimtab.fleet.queried import ASKABLE
+from trimtab.endpoint.prometheus_readings import ASKABLE
 from trimtab.policy.promql import selectors
 from trimtab.policy.trust import trust_flaws
 from trimtab.policy.types import BaseUrl, FilePath, text_schema
 from trimtab.policy.words import listed, quoted
-from trimtab.scoring.numbers import Positive
+from trimtab.scoring.config import Positive
 from trimtab.strict import Flaw, Strict
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

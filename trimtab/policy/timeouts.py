@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trimtab.scoring.numbers import Positive
+from trimtab.scoring.config import Positive
 from trimtab.strict import Flaw, Strict
 
 if TYPE_CHECKING:

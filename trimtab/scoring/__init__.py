@@ -1,11 +1,11 @@
 """Scoring laws: one module each."""
 
 from trimtab.scoring.blend import Blend, BlendPolicy, BlendTerm, Reading
+from trimtab.scoring.contract import Law, Need, Score
 from trimtab.scoring.decode_p99 import DecodeP99, DecodeP99Policy
 from trimtab.scoring.fused import Fused, FusedPolicy
 from trimtab.scoring.health import Health, HealthPolicy
 from trimtab.scoring.joint import Joint, JointPolicy
-from trimtab.scoring.law import Law, Need, Score
 from trimtab.scoring.linear import Linear, LinearPolicy
 from trimtab.scoring.middleware import Middleware, MiddlewarePolicy
 from trimtab.scoring.predicted_ttft import PredictedTtft, PredictedTtftPolicy

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from trimtab.fleet.snapshot import EndpointId, EndpointView
+from trimtab.endpoint.snapshot import EndpointId, EndpointView
 
 
 def capacities_of(pool: Sequence[EndpointView]) -> Mapping[EndpointId, float]:

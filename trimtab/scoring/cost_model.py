@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import exp, log
 from typing import TypeGuard
 
-from trimtab.scoring.change import ChangeTest
-from trimtab.scoring.numbers import remembered
+from trimtab.scoring.config import remembered
+from trimtab.stats.cusum import ChangeTest
 
 _FORGET = 0.97  # per sample: the last thirty count most
 _CLIP = 3.0  # a residual beyond so many mean absolute residuals is cut there

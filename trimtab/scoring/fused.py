@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.averages import FadingPeak, FadingShare
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.request_cost import BYTES_PER_TOKEN
-from trimtab.scoring.law import Law, Need, Score
-from trimtab.scoring.numbers import Positive, Share, sum_to_one
+from trimtab.scoring.config import Positive, Share, sum_to_one
+from trimtab.scoring.contract import Law, Need, Score
 from trimtab.scoring.points import by_capacity, part, points_lost
+from trimtab.stats.fading import FadingPeak, FadingShare
 from trimtab.strict import Flaw, Strict
 
 _SLA_HALF_LIFE_S = 30.0

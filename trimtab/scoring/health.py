@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.observation import Signals
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
-from trimtab.scoring.law import Law, Need, Score
-from trimtab.scoring.numbers import Positive, Share, sum_to_one
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.observation.kinds import Signals
+from trimtab.scoring.config import Positive, Share, sum_to_one
+from trimtab.scoring.contract import Law, Need, Score
 from trimtab.scoring.points import by_capacity
 from trimtab.strict import Flaw, Strict
 

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
+from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.scoring.capacity import capabilities_of
+from trimtab.scoring.config import Positive
+from trimtab.scoring.contract import Law, Need, Score
 from trimtab.scoring.health import Health, HealthPolicy
-from trimtab.scoring.law import Law, Need, Score
-from trimtab.scoring.numbers import Positive
 from trimtab.strict import Strict
 
 _Alpha = Annotated[float, Field(ge=0.3, le=0.7)]

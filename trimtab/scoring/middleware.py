@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.conduct import ERROR_HALF_LIFE_S
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
-from trimtab.scoring.law import Law, Need, Score
-from trimtab.scoring.numbers import Positive, Share, sum_to_one
+from trimtab.endpoint.attempt_tracker import ERROR_HALF_LIFE_S
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.scoring.config import Positive, Share, sum_to_one
+from trimtab.scoring.contract import Law, Need, Score
 from trimtab.scoring.points import by_capacity, points_lost
 from trimtab.strict import Flaw, Strict
 

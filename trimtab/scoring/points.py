@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
-from trimtab.scoring.law import Score
+from trimtab.scoring.contract import Score
 
 
 def part(value: float | None, limit: float) -> float | None:

@@ -7,14 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.classes import class_of
-from trimtab.fleet.signs import Sign
-from trimtab.fleet.snapshot import ClassView, EndpointId, EndpointView, PoolSnapshot, TokenSample
+from trimtab.endpoint.failure_signals import Sign
+from trimtab.endpoint.request_classes import class_of
+from trimtab.endpoint.snapshot import ClassView, EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.capacity import capacities_of
+from trimtab.scoring.config import Positive
+from trimtab.scoring.contract import Law, Need, Score
 from trimtab.scoring.cost_model import CostModel, is_memory
-from trimtab.scoring.law import Law, Need, Score
-from trimtab.scoring.numbers import Positive
 from trimtab.strict import Strict
 
 # The first costs of the largest endpoint, until it has answered a few times.

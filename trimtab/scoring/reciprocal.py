@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
-from trimtab.scoring.law import Law, Need, Score
-from trimtab.scoring.numbers import Positive, Share
+from trimtab.scoring.config import Positive, Share
+from trimtab.scoring.contract import Law, Need, Score
 from trimtab.strict import Strict
 
 _UNSEEN_TTFT_S = 0.1  # of a pool that has not shown a token yet

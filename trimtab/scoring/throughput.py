@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.snapshot import EndpointId, EndpointView, PoolSnapshot
+from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capabilities_of, capacities_of
-from trimtab.scoring.law import Law, Need, Score
-from trimtab.scoring.numbers import Share
+from trimtab.scoring.config import Share
+from trimtab.scoring.contract import Law, Need, Score
 from trimtab.scoring.points import against_the_best
 from trimtab.strict import Strict
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.fleet.snapshot import EndpointId, PoolSnapshot
+from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
-from trimtab.scoring.law import Law, Need, Score
-from trimtab.scoring.numbers import Positive, remembered
+from trimtab.scoring.config import Positive, remembered
+from trimtab.scoring.contract import Law, Need, Score
 from trimtab.scoring.points import against_the_best
 from trimtab.strict import Strict
 

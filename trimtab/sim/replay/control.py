@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from trimtab.fleet.observation import (
+from trimtab.observation.kinds import (
     AnswerRead,
     AttemptEnded,
     AttemptStarted,
@@ -24,13 +24,13 @@ from trimtab.fleet.observation import (
 )
 from trimtab.policy.model import Pool
 from trimtab.pool import EndpointSpec, PoolController, PoolDecision
-from trimtab.shaping.weights import jittered
 from trimtab.sim.batching import Sequence as Generation
 from trimtab.sim.replay.clock import Clock
 from trimtab.sim.replay.engine import Engine
 from trimtab.sim.replay.fleet import Answers, SimulatedFleet
 from trimtab.sim.replay.hosts import Gateway
 from trimtab.sim.replay.simulated import page_signals
+from trimtab.weights.integers import jittered
 
 # The controller is told Unix time, as it is live.
 _EPOCH = 1_700_000_000.0

@@ -15,7 +15,7 @@ from trimtab.policy.problem import Path as Place
 from trimtab.policy.problem import PolicyError, Problem
 from trimtab.policy.schema import wanted
 from trimtab.policy.words import quoted, shown
-from trimtab.scoring.numbers import Positive
+from trimtab.scoring.config import Positive
 from trimtab.sim.kinds import KINDS, EngineKind
 from trimtab.strict import Flaw, FlawedError, Strict
 

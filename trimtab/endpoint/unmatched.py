@@ -1,0 +1,41 @@
+"""Observations of attempts whose start is not known yet: tokens are seen sooner than the access log is."""
+
+from trimtab.observation.kinds import AnswerRead, FirstToken, Rejected, StreamRead
+
+HOLD_S = 2.0
+HOLD = 4096
+
+Event = FirstToken | AnswerRead | Rejected | StreamRead
+
+
+class Held:
+    """A bounded place to wait for a start."""
+
+    __slots__ = ("_by_request", "_line")
+
+    def __init__(self) -> None:
+        self._by_request: dict[str, list[Event]] = {}
+        self._line: list[tuple[float, Event]] = []  # seldom more than a few: an empty deque is larger
+
+    def __contains__(self, event: Event) -> bool:
+        return event in self._by_request.get(event.request_id, ())
+
+    def hold(self, now: float, event: Event) -> None:
+        self._by_request.setdefault(event.request_id, []).append(event)
+        self._line.append((now, event))
+        if len(self._line) > HOLD:
+            self.drop(self._line.pop(0)[1])
+
+    def of(self, request_id: str) -> tuple[Event, ...]:
+        return tuple(self._by_request.get(request_id, ()))
+
+    def drop(self, event: Event) -> None:
+        events = self._by_request.get(event.request_id)
+        if events and event in events:
+            events.remove(event)
+            if not events:
+                del self._by_request[event.request_id]
+
+    def tidy(self, now: float) -> None:
+        while self._line and self._line[0][0] <= now - HOLD_S:
+            self.drop(self._line.pop(0)[1])

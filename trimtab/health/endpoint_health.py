@@ -1,0 +1,251 @@
+"""What shaping holds against one incarnation of an endpoint."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from types import MappingProxyType
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trimtab.decision import State
+from trimtab.endpoint.attempt import Judgement
+from trimtab.endpoint.attempt_tracker import Judged
+from trimtab.endpoint.failure_signals import Sign, Suspected
+from trimtab.endpoint.prometheus_readings import CustomReading
+from trimtab.health.breaker import Breaker, BreakerState
+from trimtab.health.cooldown import CoolDown
+from trimtab.health.probe_health import Liveness, LivenessMemory
+from trimtab.policy.model import Shaping
+from trimtab.policy.prometheus import CustomSignal
+from trimtab.weights.slow_start import Ramp
+
+# An endpoint that was out for a full KV cache comes back a little below the limit, or it would flap.
+_KV_HYSTERESIS = 0.02
+# An endpoint that is leaned on and refuses or fails again keeps this part of its work, at each step,
+_LEANED_ON_LESS = 0.5
+# and none once it is below this part.
+_LEANED_ON_LEAST = 0.05
+
+_NONE: Mapping[str, tuple[str, str]] = MappingProxyType({})
+
+Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why an endpoint gets less than its share: nothing at all, or the floor."""
+
+    state: State
+    until: float | None
+    reason: str
+    tries: bool = False  # it gets the floor: parked, or half-open and the attempt that decides is yet to be sent
+
+
+class StandingMemory(BaseModel):
+    """What of a standing is kept over a restart of the control plane. None: never."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    score: float = Field(ge=0, le=100)
+    cooling_until: float | None = None
+    cool_down_repeats: Count = 0
+    leaving_until: float | None = None
+    breaker_failures: Count = 0
+    breaker_openings: Count = 0
+    breaker_opened_at: float | None = None
+    breaker_until: float | None = None
+    why: dict[Judgement, str] = {}
+    leaned_on: float = Field(default=0, ge=0, le=1)
+    liveness: LivenessMemory | None = None
+
+
+class Standing:
+    """Cool-down, drain, breaker, liveness, KV rule and ramp of an endpoint that comes in at `now` with a score."""
+
+    __slots__ = (
+        "_accused",
+        "_breaker",
+        "_cool_down",
+        "_leaving_until",
+        "_past",
+        "_signs",
+        "_why",
+        "leaned_on",
+        "liveness",
+        "ramp",
+        "was_full",
+    )
+
+    def __init__(self, now: float, score: float) -> None:
+        self.ramp = Ramp(now, score)
+        self._cool_down = CoolDown()
+        self._breaker = Breaker()
+        self.liveness = Liveness()
+        self._leaving_until = -inf
+        self._why: dict[Judgement, str] = {}  # of the last one of a kind
+        self.was_full = False  # out for it at the last step
+        self._past = _NONE  # custom signals past their limits -> action, and why
+        self.leaned_on = 0.0  # 0..1, the part of its work that it keeps while it is held
+        self._accused = False  # since the last step
+        self._signs: list[Sign] = []  # since they were taken last
+
+    def judged(self, judged: Judged, numbers: Shaping, rng: Random) -> None:
+        """Take in what an attempt said of the endpoint."""
+        match judged.judgement:
+            case Judgement.REFUSED:
+                self._cool_down.refused(judged.at, judged.retry_after_s, numbers, rng)
+            case Judgement.LEAVING:
+                self._signs.append(Sign.LEAVING)
+                self._leaving_until = max(self._leaving_until, judged.at + numbers.cool_down_cap_s)
+            case Judgement.FAILURE:
+                if judged.sign is not None:
+                    self._signs.append(judged.sign)
+                if self._breaker.failed(judged.at, judged.started_at, numbers, mid_answer=judged.generated):
+                    self._signs.append(Sign.FAILURES)
+            case Judgement.SUCCESS | Judgement.UNKNOWN:
+                self._breaker.succeeded(judged.at, judged.started_at, generated=judged.generated)
+                return
+            case Judgement.NO_OUTPUT if judged.others_answer and self._breaker.tried(
+                judged.at, judged.started_at, numbers
+            ):
+                self._signs.append(Sign.NO_OUTPUT)
+                self._why[Judgement.FAILURE] = f"{judged.why}, and other endpoints give output to such requests"
+            case _:
+                return
+        self._accused = True
+        self._why[judged.judgement] = judged.why
+
+    def spoke(self, at: float, started_at: float, *, further: bool) -> None:
+        """An attempt that was sent at `started_at` showed its first token, or a further one after a suspicion."""
+        self._breaker.spoke(started_at, further=further)
+        self.liveness.spoke(at, started_at)
+
+    def suspected(self, suspected: Suspected, numbers: Shaping) -> None:
+        """Take in that the endpoint is taken for dead."""
+        mid_answer = suspected.sign is Sign.STALLED
+        if self._breaker.suspect(suspected.at, suspected.since, numbers, mid_answer=mid_answer):
+            self._signs.append(suspected.sign)
+            self._why[Judgement.FAILURE] = suspected.why
+
+    def recent(self, now: float) -> tuple[float, float]:
+        """How many attempts failed of late, of how many."""
+        return self._breaker.recent(now)
+
+    def open(self, now: float, sign: Sign, why: str, numbers: Shaping) -> None:
+        """Open the breaker, which is closed."""
+        self._signs.append(sign)
+        self._why[Judgement.FAILURE] = why
+        self._breaker.open(now, numbers)
+
+    def note(self, sign: Sign) -> None:
+        """Take note of a sign from which nothing follows here."""
+        self._signs.append(sign)
+
+    def take_signs(self) -> Sequence[Sign]:
+        """The signs of death that were seen since this was asked last."""
+        signs, self._signs = self._signs, []
+        return signs
+
+    def hold(self, now: float, newest_sent_at: float | None = None) -> Hold | None:
+        """Why the endpoint is held back at `now`; None if it is not.
+
+        `newest_sent_at` is when the newest of the attempts in flight was sent.
+        """
+        breaker = self._breaker.state(now)
+        if now < self._leaving_until:
+            return self._out(now, State.DRAINING, self._leaving_until, Judgement.LEAVING)
+        if breaker is BreakerState.OPEN:
+            return self._out(now, State.OPEN, self._breaker.until, Judgement.FAILURE)
+        if self.liveness.state is State.DOWN:
+            return Hold(State.DOWN, None, self.liveness.reason)
+        if self._cool_down.active(now):
+            return self._out(now, State.COOLING, self._cool_down.until, Judgement.REFUSED)
+        if breaker is BreakerState.HALF_OPEN:
+            why = self._why.get(Judgement.FAILURE, "failures")
+            tries = newest_sent_at is None or newest_sent_at <= self._breaker.until
+            decides = "the next attempt decides" if tries else "an attempt under way decides"
+            return Hold(State.HALF_OPEN, None, f"half-open: {why}; {decides}", tries)
+        if self.liveness.state is State.HALF_OPEN:
+            return Hold(State.HALF_OPEN, None, self.liveness.reason, tries=True)
+        return None
+
+    def lean_on(self, hold: Hold | None, is_needed: bool) -> None:
+        """Let a held endpoint take work because all are held, and go on when the first of them is back.
+
+        That one alone would take all work, be flooded, and all would be out again. What shows that another does not
+        deserve its part is that it goes on to refuse or to fail. What does not generate has no part to keep.
+        """
+        if is_needed:
+            self.leaned_on = 1.0
+        elif hold is None or hold.state in (State.FULL, State.DOWN, State.PARKED):
+            self.leaned_on = 0.0
+        elif self._accused:
+            less = self.leaned_on * _LEANED_ON_LESS
+            self.leaned_on = less if less >= _LEANED_ON_LEAST else 0.0
+        self._accused = False
+
+    def is_full(self, kv_usage: float | None, limit: float) -> bool:
+        """Whether the KV cache is at the limit; UNKNOWN is not."""
+        if kv_usage is None:
+            return False
+        return kv_usage >= limit or (self.was_full and kv_usage >= limit - _KV_HYSTERESIS)
+
+    def read_limits(self, custom: Mapping[str, CustomReading], limits: Sequence[CustomSignal]) -> None:
+        """See which custom signals are past their limits; one that is UNKNOWN is not."""
+        past: dict[str, tuple[str, str]] = {}
+        for limit in limits:
+            value = custom[limit.name].value if limit.name in custom else None
+            if value is not None and limit.is_past(value, was_past=limit.name in self._past):
+                unit = f" {limit.shown_unit}" if limit.shown_unit else ""
+                side = f"above {limit.above:g}" if limit.above is not None else f"below {limit.below:g}"
+                past[limit.name] = (limit.action, f"{limit.name} is {value:g}{unit}, the limit is {side}")
+        self._past = past or _NONE
+
+    def past_limit(self, action: str) -> str | None:
+        """What is said of the first custom signal with this action that is past its limit."""
+        return next((why for of, why in self._past.values() if of == action), None)
+
+    def remember(self) -> StandingMemory:
+        def when(at: float) -> float | None:
+            return None if at == -inf else at
+
+        return StandingMemory(
+            score=self.ramp.score,
+            cooling_until=when(self._cool_down.until),
+            cool_down_repeats=self._cool_down.repeats,
+            leaving_until=when(self._leaving_until),
+            breaker_failures=self._breaker.failures,
+            breaker_openings=self._breaker.openings,
+            breaker_opened_at=when(self._breaker.opened_at),
+            breaker_until=when(self._breaker.until),
+            why=dict(self._why),
+            leaned_on=self.leaned_on,
+            liveness=self.liveness.remember(),
+        )
+
+    @classmethod
+    def recall(cls, now: float, memory: StandingMemory, numbers: Shaping) -> "Standing":
+        """Go on where `remember` left off; nothing lasts longer than if it had begun just now."""
+
+        def when(at: float | None, at_most_s: float) -> float:
+            return -inf if at is None else min(at, now + at_most_s)
+
+        standing = cls(now, memory.score)
+        standing._cool_down.until = when(memory.cooling_until, numbers.cool_down_cap_s)
+        standing._cool_down.repeats = memory.cool_down_repeats
+        standing._leaving_until = when(memory.leaving_until, numbers.cool_down_cap_s)
+        standing._breaker.recall(
+            failures=memory.breaker_failures,
+            openings=memory.breaker_openings,
+            opened_at=when(memory.breaker_opened_at, 0.0),
+            until=when(memory.breaker_until, numbers.breaker_open_cap_s),
+        )
+        standing._why = dict(memory.why)
+        standing.leaned_on = memory.leaned_on
+        standing.liveness = Liveness.recall(now, memory.liveness)
+        return standing
+
+    def _out(self, now: float, state: State, until: float, because: Judgement) -> Hold:
+        return Hold(state, until, f"{state}: {self._why.get(because, because.value)}, {until - now:.1f} s left")

@@ -1,0 +1,1 @@
+"""What every process of Trimtab needs of its machine: sockets, signals, children, and Envoy's binary."""

@@ -1,1 +1,0 @@
-"""From what a law says to what Envoy gets."""

@@ -1,0 +1,137 @@
+"""The control plane's end of the feedback between processes."""
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from trimtab.observation.kinds import Observation
+from trimtab.observation.wire import from_proto, states_to_proto
+from trimtab.pool import PoolDecision
+from trimtab.v1 import feedback_pb2 as pb
+from trimtab.v1.feedback_pb2_grpc import FeedbackServicer
+
+logger = logging.getLogger(__name__)
+
+# An observer that comes back after so many others came does not find its place again, and its repetitions
+# count twice.
+_REMEMBERED_OBSERVERS = 256
+
+
+@dataclass(slots=True)
+class _Observer:
+    """What was received of one observer, over all its connections."""
+
+    run: int
+    received: int = 0  # every observation with a lower number was taken in, or dropped by the observer
+    malformed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Stream:
+    """What one connection has yet to be told: only the newest, so a slow observer holds nothing up."""
+
+    states: pb.PoolStates | None
+    received: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FeedbackService(FeedbackServicer):
+    """Serves `Feedback.Exchange` to any number of observers.
+
+    `on_observations` gets every observation once and in order per observer. `on_usage(observer,
+    cpu_seconds, watched, dropped, faults, gated)` gets the counters of an observer's process, at least twice a second;
+    `dropped` includes observations that came malformed. `on_gone(observer)` is told when its connection ended.
+    Everything runs on the event loop of the `grpc.aio` server.
+    """
+
+    def __init__(
+        self,
+        on_observations: Callable[[Sequence[Observation]], None],
+        on_usage: Callable[[str, float, int, int, int, Mapping[str, int]], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self._on_observations = on_observations
+        self._on_usage = on_usage
+        self._on_gone = on_gone
+        self._observers: dict[str, _Observer] = {}
+        self._streams: set[_Stream] = set()
+        self._states: pb.PoolStates | None = None
+        self._closed = False
+
+    def publish(self, decisions: Iterable[PoolDecision]) -> pb.PoolStates:
+        """Tell all observers the newest decision of every pool. Returns what they are told."""
+        self._states = states_to_proto(decisions)
+        for stream in self._streams:
+            stream.states = self._states
+            stream.news.set()
+        return self._states
+
+    def close(self) -> None:
+        """End all streams in good order, so that a server's stop need not wait for its grace."""
+        self._closed = True
+        for stream in self._streams:
+            stream.news.set()
+
+    async def Exchange(
+        self, request_iterator: AsyncIterator[pb.ObservationBatch], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.PoolStates]:
+        stream = _Stream(self._states)
+        self._streams.add(stream)
+        reader = asyncio.create_task(self._read(request_iterator, stream))
+        try:
+            while not (self._closed or reader.done()):
+                await stream.news.wait()
+                stream.news.clear()
+                answer = pb.PoolStates(received=stream.received)
+                if stream.states is not None:
+                    answer.MergeFrom(stream.states)
+                    stream.states = None
+                yield answer
+        finally:
+            self._streams.discard(stream)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, batches: AsyncIterator[pb.ObservationBatch], stream: _Stream) -> None:
+        observer = ""
+        try:
+            async for batch in batches:
+                if not observer:
+                    observer = batch.observer
+                    logger.info("%s reports", observer)
+                stream.received = self._take(batch)
+                stream.news.set()
+        finally:
+            if observer and not self._closed:
+                logger.warning("%s is gone: what it watched is not seen until it reports again", observer)
+                self._on_gone(observer)
+            stream.news.set()
+
+    def _take(self, batch: pb.ObservationBatch) -> int:
+        """Take in what is new in a batch. Returns how much of the observer's run has been received."""
+        observer = self._observers.pop(batch.observer, None)
+        if observer is None or observer.run != batch.run:
+            observer = _Observer(batch.run)
+        self._observers[batch.observer] = observer
+        if len(self._observers) > _REMEMBERED_OBSERVERS:
+            del self._observers[next(iter(self._observers))]
+
+        known = max(0, observer.received - batch.first)
+        decoded = [from_proto(message) for message in batch.observations[known:]]
+        observations = [observation for observation in decoded if observation is not None]
+        observer.malformed += len(decoded) - len(observations)
+        observer.received = max(observer.received, batch.first + len(batch.observations))
+        try:
+            # First of all: that an observer is back is to be known before what it brings is judged.
+            if math.isfinite(batch.cpu_seconds):
+                lost = batch.dropped + observer.malformed
+                self._on_usage(batch.observer, batch.cpu_seconds, batch.watched, lost, batch.faults, dict(batch.gated))
+            if observations:
+                self._on_observations(observations)
+        except Exception:
+            logger.exception("a batch of %s was not taken in", batch.observer)
+        return observer.received

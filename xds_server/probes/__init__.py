@@ -1,0 +1,1 @@
+"""What asks engines whether they are well: generation probes, connections."""

@@ -285,8 +285,8 @@ async def test_a_thousand_names_are_gone_over_once_not_at_each_try() -> None:
     await until(lambda: len(resolver.asked) >= 3000)
     assert len(looks) == 1
     resolver.answers = {**answers, "gpu-7": ["10.0.0.2"], "gpu-8": OSError("no such name")}
-    await until(lambda: names.address("gpu-7") == "10.0.0.2")
-    assert (names.address("gpu-8"), len(looks)) == ("10.0.0.1", 2)
+    await until(lambda: len(looks) > 1)
+    assert (names.address("gpu-7"), names.address("gpu-8"), len(looks)) == ("10.0.0.2", "10.0.0.1", 2)
     await names.close()
 
 

@@ -18,7 +18,7 @@ from trimtab.policy.model import Pool
 from trimtab.pool import EndpointSpec
 from xds_server.signals import Scraper, new_session, page_names, read_page
 
-PAGE = (Path(__file__).parents[1] / "services" / "data" / "vllm_metrics_loaded.txt").read_bytes()
+PAGE = (Path(__file__).parents[1] / "unit" / "xds_server" / "data" / "vllm_metrics_loaded.txt").read_bytes()
 ENGINES = 100
 
 

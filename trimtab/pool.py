@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trimtab.decision import EndpointDecision, PoolDecision, State
-from trimtab.endpoint.attempt_tracker import MEMORY_S, Evidence
+from trimtab.endpoint.attempt_tracker import MEMORY_S
+from trimtab.endpoint.evidence import Evidence
 from trimtab.endpoint.fleet import Fleet
 from trimtab.endpoint.profile import ProfileMemory
 from trimtab.endpoint.prometheus_readings import NOTHING_ASKED, Trust

@@ -1,40 +1,37 @@
 """How one incarnation of an endpoint behaves, by its attempts: first tokens, errors, refusals, silence."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import inf
 
-from trimtab.endpoint.abandoned_waits import Silence
 from trimtab.endpoint.attempt import Attempt, Judgement
 from trimtab.endpoint.attempts import Ledger
-from trimtab.endpoint.early_ends import AnswerTimes, EarlyEnds
-from trimtab.endpoint.failure_signals import Sign, Suspected
+from trimtab.endpoint.early_ends import AnswerTimes
+from trimtab.endpoint.evidence import Evidence, Judged, Spoke
+from trimtab.endpoint.failure_signals import Sign
 from trimtab.endpoint.latency import Pace
 from trimtab.endpoint.outcome import (
     as_errors,
     explain,
     explain_missing,
-    is_json,
     is_success,
     judge_end,
+    judge_rejection,
     judge_status,
     judge_verdict,
 )
-from trimtab.endpoint.peers import Answer, Peers, RequestKind, request_kind
+from trimtab.endpoint.output_check import OutputCheck
+from trimtab.endpoint.peers import Peers
 from trimtab.endpoint.sampling_confidence import Coverage
-from trimtab.endpoint.silence import Life, Patience
+from trimtab.endpoint.silence_detector import SilenceDetector
 from trimtab.endpoint.snapshot import EndpointId, TokenSample
 from trimtab.endpoint.token_ratio import PromptMeter
 from trimtab.endpoint.unary import tokens_of, ttft_of
-from trimtab.endpoint.unmatched import Event, Held
+from trimtab.endpoint.unmatched import VERDICT_WAIT_S, Event, Held, fits
 from trimtab.observation.kinds import (
     AnswerRead,
     AttemptEnded,
     AttemptStarted,
     FirstToken,
     Outcome,
-    Output,
-    Probed,
     Rejected,
     StreamRead,
 )
@@ -47,53 +44,6 @@ ERROR_HALF_LIFE_S = 10.0
 ERROR_PRIOR = 4.0
 # What was learned from samples is unknown again when none has come for so long, over a restart too.
 MEMORY_S = 600.0
-# A verdict, or a first token, that comes after the end of its attempt comes within this time.
-VERDICT_WAIT_S = 1.0
-# So many times `stalled_after_s` does a moving counter excuse that no stream goes on: a sequence that was preempted
-# stands still while others generate.
-_COUNTED_STALL = 2.0
-
-
-# A share of answers with output above which an answer that was not read is taken for one.
-_MOSTLY = 0.5
-# What is refused is cooled down, and what is leaving gets no more work.
-_OF_THE_MOMENT = frozenset({Judgement.REFUSED, Judgement.LEAVING})
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What one attempt said of its endpoint. An attempt may be judged again when its verdict comes late."""
-
-    endpoint: EndpointId
-    at: float
-    started_at: float
-    judgement: Judgement
-    retry_after_s: float | None = None
-    why: str = ""
-    generated: bool = False  # it took the model, or, of a failure, its answer had begun; a hung engine has others
-    sign: Sign | None = None  # what it is a sign of beyond being a failure
-    others_answer: bool = False  # other endpoints gave output to such requests lately
-
-
-@dataclass(frozen=True, slots=True)
-class Spoke:
-    """An attempt that was sent at `started_at` showed its first token, or a further one after a suspicion."""
-
-    endpoint: EndpointId
-    at: float
-    started_at: float
-    further: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeHeard:
-    """What a probe found at an endpoint."""
-
-    endpoint: EndpointId
-    probed: Probed
-
-
-Evidence = Judged | Spoke | Suspected | ProbeHeard | TokenSample
 
 
 class Conduct:
@@ -107,30 +57,25 @@ class Conduct:
     """
 
     __slots__ = (
-        "_answer_times",
-        "_answered_start",
         "_born_at",
         "_coverage",
         "_departed",
         "_endpoint",
         "_held",
         "_joinable",
-        "_longest_answer_s",
         "_marks_ends",
-        "_outputs",
         "_pace",
-        "_peers",
         "_prompts",
-        "_silence",
         "_tell",
         "_unsettled",
-        "early_ends",
         "engine_gap_s",
         "engine_ttft_s",
         "errors",
         "failures_in_row",
         "ledger",
         "life",
+        "outputs",
+        "silence",
         "ttft",
     )
 
@@ -149,8 +94,7 @@ class Conduct:
         tell: Callable[[Evidence], None],
     ) -> None:
         self._endpoint = endpoint
-        self._peers = peers
-        self._answer_times = answer_times
+        self.outputs = OutputCheck(endpoint, peers, answer_times, coverage)
         self._born_at = born_at
         self._departed = departed
         self._coverage = coverage
@@ -160,16 +104,12 @@ class Conduct:
         self._held = Held()
         self._joinable: dict[str, None] = {}  # requests of which something is held and an attempt is now known
         self._unsettled: list[tuple[float, Attempt]] = []  # ended, and something may still come
-        self._silence = Silence()
         self._marks_ends = False  # a stream of it was seen to end as its protocol says
-        self.life = Life()
-        self._answered_start = -inf  # when the latest of the unary requests that were answered was sent
-        self._longest_answer_s = 0.0  # of the pool, lately
         self.engine_ttft_s: float | None = None  # by the engine's own histogram, over the last seconds
         self.engine_gap_s: float | None = None  # likewise, from one token to the next
-        self.early_ends = EarlyEnds()
-        self._outputs = FadingShare(ERROR_HALF_LIFE_S)  # answers with output, of those that were read
         self.ledger = Ledger(born_at)
+        self.silence = SilenceDetector(endpoint, self.ledger, coverage, pace, tell)
+        self.life = self.silence.life
         self.ttft = Ewma(ttft_alpha, MEMORY_S)
         self.errors = FadingShare(ERROR_HALF_LIFE_S)
         self.failures_in_row = 0
@@ -199,7 +139,7 @@ class Conduct:
         self._held.hold(now, event)
         if isinstance(event, Rejected):
             # A refusal does not wait for the access log. Its attempt is not counted again once it is known.
-            self._count(min(now, event.at), event.at, _verdict(event), event.retry_after_s, explain(event))
+            self._count(min(now, event.at), event.at, judge_rejection(event), event.retry_after_s, explain(event))
 
     def ended(self, now: float, ended: AttemptEnded) -> None:
         attempt = self.ledger.end(now, ended)
@@ -216,11 +156,11 @@ class Conduct:
             if judgement is not None and not is_open:
                 self._judge(attempt, min(now, ended.at), judgement, why=explain(ended))
         else:
-            self._compare(attempt, ended)
+            self._settle(attempt, ended)
         self._note_life(now, attempt, ended)
         if attempt.token_at is None and attempt.rejected is None and ended.outcome is Outcome.ABORTED:
-            self._gave_up(now, attempt, ended)
-        self._hold_early_end(now, attempt, ended)
+            self.silence.gave_up(now, attempt, ended)
+        self.outputs.hold_early_end(now, attempt, ended)
         answered = _is_streamed_answer(attempt, ended)
         if attempt.judgement is None or (answered and attempt.token_at is None):
             self._unsettled.append((now, attempt))
@@ -236,7 +176,7 @@ class Conduct:
 
     def settle(self, now: float) -> None:
         """Judge what was waited for in vain, and forget what is old."""
-        self.early_ends.tidy(now)
+        self.outputs.early_ends.tidy(now)
         while self._unsettled and self._unsettled[0][0] <= now - VERDICT_WAIT_S:
             self._close(now, self._unsettled.pop(0)[1])
         self._held.tidy(now)
@@ -244,65 +184,17 @@ class Conduct:
         if (ttft_s := self.ttft.value(now)) is not None:
             self.ledger.assume_prefilled(now - ttft_s)
 
-    def suspect(
-        self,
-        now: float,
-        patience: Patience,
-        usual_ttft_s: float | None,
-        usual_answer_s: float | None,
-        longest_answer_s: float,
-    ) -> None:
-        """Tell if it keeps all who wait for it waiting for far too long. None: what is usual is not known.
-
-        `longest_answer_s` is how long the longest answer in one piece took of late, of any endpoint of the pool.
-        """
-        self._longest_answer_s = longest_answer_s
-        since = self.life.told_at
-        if usual_ttft_s is not None:
-            stream = self.ledger.waiting_stream(since, self._coverage.silent_rank(now))
-            if stream is not None:
-                silent_s = self.life.silent_for(
-                    now, self.life.waited_since(stream.started_at), counter_excuses_s=patience.stalled_after_s
-                )
-                self._suspect_silence(now, patience, silent_s, usual_ttft_s * self._size(now, stream), "token")
-        if usual_answer_s is not None:
-            # An answer of the time when the observers were away may have come unseen.
-            answer = self.ledger.waiting_answer(max(since, self._coverage.missed_until))
-            if answer is not None:
-                # It may be this answer that the counter counts, if it is as long as some are.
-                excused_s = max(patience.stalled_after_s, patience.silent_factor * longest_answer_s)
-                silent_s = self.life.silent_for(now, answer.started_at, counter_excuses_s=excused_s)
-                self._suspect_silence(now, patience, silent_s, usual_answer_s, "answer")
-        stalled_s = self.life.stalled_for(now, counter_excuses_s=_COUNTED_STALL * patience.stalled_after_s)
-        if stalled_s > patience.stalled_after_s:
-            self._suspect(now, Sign.STALLED, f"nothing more of its streams for {stalled_s:.1f} s")
-
-    def wait(self, now: float) -> float:
-        """How long [s] a stream has waited for its first token by now, as far as that is believed."""
-        return self.ledger.wait(now, self._coverage.silent_rank(now))
-
-    def silence(self, now: float) -> float:
-        """The longest wait [s] for a first token that is seen, or remembered of clients that gave up.
-
-        Of a unary request it is what it waits beyond the longest answer of the pool. If a later one was answered, it is
-        only a long one.
-        """
-        since = max(self._answered_start, self._coverage.missed_until, self.life.told_at)
-        answer = self.ledger.waiting_answer(since) if self._longest_answer_s else None
-        overdue_s = now - answer.started_at - self._longest_answer_s if answer else 0.0
-        return max(self.wait(now), self._silence.wait(now), overdue_s)
-
     def known_ttft(self, now: float) -> float | None:
         """The mean of samples [s], raised to what is seen to take longer now. None: nothing was seen."""
         mean = self.ttft.value(now)
-        longest = self.silence(now)
+        longest = self.silence.longest_wait(now)
         if mean is None:
             return longest or None
         return max(mean, longest)
 
     def _join(self, now: float, event: Event) -> bool:
         """Give an event to its attempt: the newest of its request that had started and that it fits."""
-        attempt = self.ledger.newest(event.request_id, event.at, lambda candidate: _fits(event, candidate))
+        attempt = self.ledger.newest(event.request_id, event.at, lambda candidate: fits(event, candidate))
         if attempt is None:
             return False
         was_held = event in self._held
@@ -332,8 +224,8 @@ class Conduct:
                     self._succeeded(now, attempt, attempt.ended)
             case Rejected() if attempt.rejected is None:
                 attempt.rejected = event
-                judgement = _verdict(event, had_output=attempt.token_at is not None)
-                if was_held and judgement is _verdict(event):  # it was counted when it came
+                judgement = judge_rejection(event, had_output=attempt.token_at is not None)
+                if was_held and judgement is judge_rejection(event):  # it was counted when it came
                     self._take_back(attempt)
                     attempt.judgement, attempt.judged_at = judgement, at
                 else:
@@ -351,66 +243,25 @@ class Conduct:
             self._judge(attempt, min(now, ended.at), judgement, why=explain(ended))
             self._note_life(now, attempt, ended)
         if attempt.has_output:
-            self.early_ends.drop(attempt.request_id)
-
-    def _hold_early_end(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
-        """Count the work of an answer without output as under way until an answer would have ended.
-
-        Not if the caller is to blame, whose requests get no output anywhere; nor after a refusal, which is cooled down.
-        """
-        if attempt.has_output or not attempt.asks_for_output or attempt.judgement in _OF_THE_MOMENT:
-            return
-        if attempt.rejected is not None and attempt.judgement is Judgement.NEUTRAL:
-            return
-        if attempt.judgement is None and (not is_success(ended.status) or self._is_presumed(attempt, ended)):
-            return
-        if self._peers.give_output(self._endpoint, _kind(attempt), ended.at) is False:
-            return
-        until = attempt.started_at + self._answer_times.usual_s(now)
-        if until > now:
-            self.early_ends.add(until, attempt.request_id, attempt.prompt_bytes or ended.prompt_bytes or 0)
-
-    def _compare(self, attempt: Attempt, ended: AttemptEnded) -> None:
-        """Set an answer that is judged beside what other endpoints give."""
-        if attempt.is_settled or not attempt.asks_for_output:
-            return
-        attempt.is_settled = True
-        if is_success(ended.status) and ended.outcome is Outcome.COMPLETE:
-            self._note_reading(attempt, ended)
-        missing = ""
-        match attempt.judgement:
-            case Judgement.SUCCESS if attempt.has_output:
-                self._answer_times.add(ended.at, max(0.0, ended.at - attempt.started_at))
-                if not ended.streamed and not self._coverage.missed(attempt.started_at):
-                    self._learn_unary(ended.at, attempt, ended)
-            case Judgement.NO_OUTPUT:
-                missing = explain_missing(attempt)
-            case Judgement.FAILURE if ended.status and not attempt.has_output:
-                missing = explain_missing(attempt)
-            case Judgement.UNKNOWN if attempt.answer is not None or not _is_for_reading(ended):
-                missing = explain_missing(attempt)
-            case _:
-                return
-        self._tell_peers(attempt, ended.at, missing)
-
-    def _tell_peers(self, attempt: Attempt, at: float, missing: str) -> None:
-        if not attempt.is_compared and attempt.asks_for_output:
-            attempt.is_compared = True
-            self._peers.add(Answer(at, self._endpoint, _kind(attempt), missing))
+            self.outputs.early_ends.drop(attempt.request_id)
 
     def _speak(self, now: float, attempt: Attempt, token_at: float) -> None:
         attempt.token_at = token_at
         self._served(attempt)
         self.ledger.spoke(attempt, all_watched=self._coverage.silent_rank(now) == 0)
-        self._silence.spoke(attempt.ended.at if attempt.ended else token_at)
-        self.life.alive(token_at)
+        self.silence.token_seen(token_at, attempt.ended.at if attempt.ended else None)
         self._tell(Spoke(self._endpoint, token_at, attempt.started_at))
-        self._tell_peers(attempt, token_at, "")
+        self.outputs.tell_peers(attempt, token_at, "")
         if self._coverage.missed(attempt.started_at):
             return
         ttft_s = max(0.0, token_at - attempt.started_at)
         self._pace.spoke(token_at, ttft_s)
         self._teach(attempt, token_at, ttft_s, attempt.outstanding_prompt_bytes)
+
+    def _settle(self, attempt: Attempt, ended: AttemptEnded) -> None:
+        learns = self.outputs.settle(attempt, ended)
+        if learns and not ended.streamed and not self._coverage.missed(attempt.started_at):
+            self._learn_unary(ended.at, attempt, ended)
 
     def _learn_unary(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
         """Learn from a whole answer what its first token took.
@@ -418,7 +269,7 @@ class Conduct:
         The engine knows best, if its histogram is read; else the further tokens are taken off the whole time.
         """
         took_s = max(0.0, ended.at - attempt.started_at)
-        self._answered_start = max(self._answered_start, attempt.started_at)
+        self.silence.answered_start = max(self.silence.answered_start, attempt.started_at)
         counted = attempt.answer.output_tokens if attempt.answer else None
         tokens = tokens_of(ended.body_bytes) if counted is None else float(max(1, counted))
         ttft_s = self.engine_ttft_s
@@ -446,14 +297,6 @@ class Conduct:
         if not attempt.served:
             attempt.served = True
             self._prompts.served(attempt.prompt_bytes)
-
-    def _gave_up(self, now: float, attempt: Attempt, ended: AttemptEnded) -> None:
-        """A client left before a token was seen: unless it may have been overlooked, the endpoint was silent."""
-        overlooked = self._coverage.missed(attempt.started_at) or self._coverage.silent_rank(now) > 0
-        if (attempt.streamed or ended.streamed) and not (overlooked and ended.first_byte_s is not None):
-            self._silence.gave_up(min(now, ended.at), max(0.0, ended.at - attempt.started_at))
-            if not overlooked and attempt.started_at > self.life.told_at:
-                self.life.gave_up(attempt.started_at, min(now, ended.at))
 
     def _close(self, now: float, attempt: Attempt) -> None:
         """Nothing more is awaited of an ended attempt: take it as it is."""
@@ -497,39 +340,11 @@ class Conduct:
         ended = attempt.ended
         if judgement is Judgement.NO_OUTPUT:
             why = explain_missing(attempt)
-            others_answer = bool(self._peers.give_output(self._endpoint, _kind(attempt), at))
+            others_answer = bool(self.outputs.others_answer(attempt, at))
         if ended is not None:
-            generated = generated or self._is_presumed(attempt, ended) or self._is_foreign(attempt, ended)
-            self._compare(attempt, ended)
+            generated = generated or self.outputs.is_presumed(attempt, ended) or self.outputs.is_foreign(attempt, ended)
+            self._settle(attempt, ended)
         self._count(at, attempt.started_at, judgement, retry_after_s, why, generated, sign, others_answer)
-
-    def _is_presumed(self, attempt: Attempt, ended: AttemptEnded) -> bool:
-        """Whether an answer that nobody read most likely has output: not all are read, and those that are have it."""
-        if attempt.answer is not None or attempt.rejected is not None or not attempt.asks_for_output:
-            return False
-        if not (is_success(ended.status) and ended.outcome is Outcome.COMPLETE and _is_for_reading(ended)):
-            return False
-        if not (self._coverage.missed(attempt.started_at) or self._coverage.leaves_out(ended.at, ended.streamed)):
-            return False
-        return self._outputs.share(ended.at, prior_hits=1.0, prior_total=1.0) > _MOSTLY
-
-    def _is_foreign(self, attempt: Attempt, ended: AttemptEnded) -> bool:
-        """Whether a whole answer is of a format that is not known, and no other endpoint gives a known one."""
-        if not (is_success(ended.status) and ended.outcome is Outcome.COMPLETE and ended.body_bytes):
-            return False
-        if attempt.judgement is not Judgement.UNKNOWN or not attempt.asks_for_output:
-            return False
-        is_read = attempt.answer is not None
-        gives_output = self._peers.give_output(self._endpoint, _kind(attempt), ended.at)
-        return (is_read or not _is_for_reading(ended)) and not gives_output
-
-    def _note_reading(self, attempt: Attempt, ended: AttemptEnded) -> None:
-        """Follow how many answers are read, and how many of these have output."""
-        is_read = attempt.has_output or attempt.answer is not None or attempt.rejected is not None
-        if is_read:
-            self._outputs.add(ended.at, float(attempt.has_output), 1.0)
-        if not ended.streamed and _is_for_reading(ended) and not self._coverage.missed(attempt.started_at):
-            self._coverage.add_answer(ended.at, seen=is_read)
 
     def _take_back(self, attempt: Attempt) -> None:
         if attempt.judgement is not None:
@@ -566,7 +381,7 @@ class Conduct:
         self.life.reads(at, attempt, goes_on=False)
         if attempt.judgement not in (Judgement.SUCCESS, Judgement.UNKNOWN) or not attempt.asks_for_output:
             return
-        if ended.streamed or not (attempt.has_output or self._is_presumed(attempt, ended)):
+        if ended.streamed or not (attempt.has_output or self.outputs.is_presumed(attempt, ended)):
             self.life.went_on(at)
         else:
             self.life.answered(at, max(0.0, ended.at - attempt.started_at))
@@ -579,59 +394,6 @@ class Conduct:
             if attempt.started_at <= self.life.told_at < event.at:  # given up, it goes on after all
                 self._tell(Spoke(self._endpoint, event.at, attempt.started_at, further=True))
 
-    def _size(self, now: float, attempt: Attempt) -> float:
-        """How many times a usual prompt an attempt has, 1 at least: longer ones take longer."""
-        usual = self._pace.prompt_bytes_mean(now)
-        return max(1.0, attempt.prompt_bytes / usual) if usual and attempt.prompt_bytes else 1.0
-
-    def _suspect_silence(self, now: float, patience: Patience, silent_s: float, usual_s: float, what: str) -> None:
-        if silent_s > max(patience.silent_after_s, patience.silent_factor * usual_s):
-            self._suspect(now, Sign.SILENT, f"no {what} for {silent_s:.1f} s, where {usual_s:.1f} s is slow")
-
-    def _suspect(self, now: float, sign: Sign, why: str) -> None:
-        self._tell(Suspected(self._endpoint, now, self.life.told_at, sign, why))
-        self.life.told(now)
-
-
-def _verdict(rejected: Rejected, *, had_output: bool = False) -> Judgement:
-    return judge_verdict(rejected.verdict, rejected.status, rejected.in_stream, had_output=had_output)
-
-
-def _kind(attempt: Attempt) -> RequestKind:
-    prompt_bytes = attempt.prompt_bytes or (attempt.ended.prompt_bytes if attempt.ended else None)
-    return request_kind(attempt.path, attempt.caller, prompt_bytes)
-
-
-def _is_for_reading(ended: AttemptEnded) -> bool:
-    """Whether the answer is of a kind that is read where it is watched."""
-    return ended.streamed or is_json(ended.content_type)
-
 
 def _is_streamed_answer(attempt: Attempt, ended: AttemptEnded) -> bool:
     return ended.streamed and is_success(ended.status) and attempt.rejected is None
-
-
-def _fits(event: Event, attempt: Attempt) -> bool:
-    """Whether an event can belong to an attempt that started before it."""
-    ended = attempt.ended
-    if ended is not None and event.at > ended.at + VERDICT_WAIT_S:
-        return False
-    match event:
-        case FirstToken():
-            return (
-                (attempt.token_at is None or attempt.token_at == event.at)
-                and (attempt.rejected is None or attempt.rejected.at > event.at)
-                and (ended is None or is_success(ended.status))
-            )
-        case Rejected(in_stream=True):
-            # The gate makes the error out of it that it is, and Envoy logs that.
-            status_fits = ended is None or ended.status > 0
-            return status_fits and (attempt.rejected is None or attempt.rejected == event)
-        case Rejected():
-            status_fits = ended is None or ended.status == event.status
-            return status_fits and (attempt.rejected is None or attempt.rejected == event)
-        case AnswerRead():
-            status_fits = ended is None or is_success(ended.status) or event.output is Output.NONE
-            return attempt.answer in (None, event) and status_fits
-        case StreamRead():
-            return ended is None or is_success(ended.status)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from types import MappingProxyType
 
-from trimtab.endpoint.attempt_tracker import Evidence
 from trimtab.endpoint.early_ends import AnswerTimes
 from trimtab.endpoint.engine_readings import plausible
+from trimtab.endpoint.evidence import Evidence
 from trimtab.endpoint.failure_signals import Sign, Suspected
 from trimtab.endpoint.lrs import LoadReports
 from trimtab.endpoint.peers import Peers
@@ -162,7 +162,7 @@ class Fleet:
         slowest_answer_s = max((answer_s for answer_s in answers_s if answer_s is not None), default=None)
         longest_answer_s = max((profile.conduct.life.longest_answer_s(now) for profile in profiles), default=0.0)
         for profile, ttft_s, answer_s in zip(profiles, ttfts_s, answers_s, strict=True):
-            profile.conduct.suspect(
+            profile.conduct.silence.suspect(
                 now,
                 self._patience,
                 slowest_ttft_s if ttft_s is None else ttft_s,

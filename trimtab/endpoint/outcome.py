@@ -57,6 +57,11 @@ def judge_verdict(verdict: Verdict, status: int, in_stream: bool, *, had_output:
             return Judgement.FAILURE if had_output else Judgement.NO_OUTPUT
 
 
+def judge_rejection(rejected: Rejected, *, had_output: bool = False) -> Judgement:
+    """Judge an attempt by what was read of its error; `had_output` as in `judge_verdict`."""
+    return judge_verdict(rejected.verdict, rejected.status, rejected.in_stream, had_output=had_output)
+
+
 _OF_OUTPUT = {
     Output.OUTPUT: Judgement.SUCCESS,
     Output.NONE: Judgement.NO_OUTPUT,

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trimtab.endpoint.attempt_tracker import ERROR_PRIOR, MEMORY_S, Conduct, Evidence, ProbeHeard
+from trimtab.endpoint.attempt_tracker import ERROR_PRIOR, MEMORY_S, Conduct
 from trimtab.endpoint.early_ends import AnswerTimes
 from trimtab.endpoint.engine_rates import Spread
 from trimtab.endpoint.engine_readings import Readings
+from trimtab.endpoint.evidence import Evidence, ProbeHeard
 from trimtab.endpoint.frozen_counters import Progress
 from trimtab.endpoint.latency import Pace
 from trimtab.endpoint.lrs import Differences, Moment
@@ -145,7 +146,7 @@ class Profile:
         readings, rates = queried.readings, queried.readings.rates
         inter_token_s, inter_token_p99_s = self._gaps(now, rates.inter_token_s)
         conduct, ledger, pace = self.conduct, self.conduct.ledger, self.pace
-        early_ends = conduct.early_ends
+        early_ends = conduct.outputs.early_ends
         conduct.engine_ttft_s = rates.ttft_s.mean if rates.ttft_s else None
         conduct.engine_gap_s = rates.inter_token_s.mean if rates.inter_token_s else None
         return EndpointView(
@@ -178,7 +179,7 @@ class Profile:
             ended_early=len(early_ends),
             ended_early_bytes=early_ends.prompt_bytes,
             prompt_bytes_sent=ledger.prompt_bytes_sent,
-            oldest_wait_s=conduct.silence(now),
+            oldest_wait_s=conduct.silence.longest_wait(now),
             signals=readings.signals,
             signals_age_s=self._readings.age(now),
             moved_at=self._progress.moved_at,

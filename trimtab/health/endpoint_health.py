@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.decision import State
 from trimtab.endpoint.attempt import Judgement
-from trimtab.endpoint.attempt_tracker import Judged
+from trimtab.endpoint.evidence import Judged
 from trimtab.endpoint.failure_signals import Sign, Suspected
 from trimtab.endpoint.prometheus_readings import CustomReading
 from trimtab.health.breaker import Breaker, BreakerState

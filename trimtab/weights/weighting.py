@@ -6,7 +6,7 @@ from math import isfinite
 from random import Random
 
 from trimtab.decision import ClassDecision, EndpointDecision, PoolDecision, State
-from trimtab.endpoint.attempt_tracker import Judged, ProbeHeard, Spoke
+from trimtab.endpoint.evidence import Judged, ProbeHeard, Spoke
 from trimtab.endpoint.failure_signals import Sign, Suspected
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.health.endpoint_health import Hold, Standing

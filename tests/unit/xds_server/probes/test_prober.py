@@ -372,7 +372,9 @@ async def test_the_budget_holds_for_a_large_fleet() -> None:
     async with fake(answer, host="0.0.0.0") as engine:
         port = engine.address.rpartition(":")[2]
         fleet = [EndpointSpec(f"127.0.0.{n}:{port}", f"engine-{n}:1") for n in range(1, 201)]
-        async with rig(*fleet, probe={"interval_s": 60, "max_concurrent": 5, "max_per_s": 200, "deadline_ms": 10_000}) as made:
+        async with rig(
+            *fleet, probe={"interval_s": 60, "max_concurrent": 5, "max_per_s": 200, "deadline_ms": 10_000}
+        ) as made:
             await until(lambda: len(made.seen) == 200)
     assert {probe.result for probe in made.seen} == {ProbeResult.TOKEN}
     assert most <= 5

@@ -6,12 +6,15 @@ import sys
 from rich.console import Console
 from rich.logging import RichHandler
 
-from trimtab.cli.commands import app
+from trimtab.cli import commands, lab_commands
+from trimtab.cli.app import app
 from trimtab.policy import PolicyError
 from trimtab.process.child import forbid_fork_handlers
 from trimtab.process.envoy_binary import EnvoyNotFoundError
 from trimtab.process.errors import PartFailedError, UserError
 from trimtab.sim.trace import TraceError
+
+__all__ = ["app", "commands", "lab_commands", "main"]  # importing the commands registers them
 
 
 def main() -> None:

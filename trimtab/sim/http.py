@@ -6,12 +6,10 @@ Besides vLLM's own routes there are `/control/log` and `/control/state`, which t
 
 import asyncio
 import json
-import socket
-import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -20,6 +18,7 @@ from pydantic import ValidationError
 from trimtab.sim.answers import DIALECTS, DONE, VERSION, Dialect, compact, error_event
 from trimtab.sim.attempts import Attempt, AttemptLog, End
 from trimtab.sim.batching import Refusal
+from trimtab.sim.connection import break_off, json_response, ping, writer
 from trimtab.sim.faults import ANSWERS, NO_TEMPLATE, PAGES, QUOTA, Fault, FaultInForce, NoOutput
 from trimtab.sim.kinds import EngineKind
 from trimtab.sim.live import LiveEngine
@@ -28,12 +27,8 @@ from trimtab.sim.requests import BACKLOG, BUSY, DEAD, Failure, RequestError, par
 
 _MAX_BODY_BYTES = 256 * 2**20
 _UNCOUNTED = ("/metrics", "/health", "/ping", "/load", "/version", "/control")
-_PING = frame(": keep-alive\n\n")
-_PING_INTERVAL_S = 0.5
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Write = Callable[[bytes], None]
 
 
 class EngineServer:
@@ -166,13 +161,13 @@ class EngineServer:
         self, reply: StreamedReply, request: web.Request, fault: FaultInForce | None
     ) -> web.StreamResponse:
         response = await self._open_stream(request, reply.attempt)
-        write = _writer(request)
+        write = writer(request)
         if fault is not None:
             match fault.fault.kind:
                 case "hang_after_headers":
                     await fault.over.wait()
                 case "ping_first":
-                    await _ping(write, fault.fault.seconds)
+                    await ping(write, fault.fault.seconds)
                     reply.open(write)
                     await asyncio.sleep(fault.fault.role_lead_s)
                 case "die_mid_stream" | "end_mid_stream" | "stall_mid_stream":
@@ -182,7 +177,7 @@ class EngineServer:
         if reply.stopped and fault is not None:
             match fault.fault.kind:
                 case "die_mid_stream":
-                    await _break(request, reply.attempt, "died")
+                    await break_off(request, reply.attempt, "died")
                 case "end_mid_stream":
                     reply.attempt.end("cut_short")
                 case "stall_mid_stream":
@@ -198,11 +193,11 @@ class EngineServer:
                 case "hang_after_headers":
                     await fault.over.wait()
                 case "die_mid_stream":
-                    await _break(request, reply.attempt, "died")
+                    await break_off(request, reply.attempt, "died")
         headers = self._orca_header(request)
         reply.attempt.send_header(200)
         reply.attempt.tokens = reply.attempt.output_tokens
-        return _json(reply.answer.whole(reply.texts()), headers=headers)
+        return json_response(reply.answer.whole(reply.texts()), headers=headers)
 
     async def _open_stream(self, request: web.Request, attempt: Attempt) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
@@ -244,7 +239,7 @@ class EngineServer:
             case "hang_before_headers":
                 await fault.over.wait()
             case "reset_before_headers":
-                await _break(request, attempt, "reset")
+                await break_off(request, attempt, "reset")
             case "saturate_429" | "saturate_503" | "error_500":
                 return self._fail(dialect, attempt, ANSWERS[kind], "failed" if kind == "error_500" else "refused")
             case "quota_429":
@@ -255,7 +250,7 @@ class EngineServer:
                 return self._fail(dialect, attempt, DEAD, "failed")
             case "error_event":
                 response = await self._open_stream(request, attempt)
-                _writer(request)(frame(error_event(DEAD)) + frame(DONE))
+                writer(request)(frame(error_event(DEAD)) + frame(DONE))
                 attempt.end("error_event")
                 return response
             case "no_output":
@@ -269,17 +264,17 @@ class EngineServer:
         if what in ("done_alone", "empty_stream"):
             stream = await self._open_stream(request, attempt)
             if what == "done_alone":
-                _writer(request)(frame(DONE))
+                writer(request)(frame(DONE))
             attempt.end("cut_short")
             return stream
         match what:
             case "json_error":
-                response = _json(dialect.error_body(DEAD))
+                response = json_response(dialect.error_body(DEAD))
             case "not_found":
                 unknown = Failure(404, f"The model `{self.model}` does not exist.", "NotFoundError", "model")
-                response = _json(dialect.error_body(unknown), status=404)
+                response = json_response(dialect.error_body(unknown), status=404)
             case "bad_request":
-                response = _json(dialect.error_body(NO_TEMPLATE), status=400)
+                response = json_response(dialect.error_body(NO_TEMPLATE), status=400)
             case "no_content":
                 response = web.Response(status=204)
             case "redirect":
@@ -304,16 +299,16 @@ class EngineServer:
     ) -> web.Response:
         attempt.send_header(failure.status)
         attempt.end(how)
-        return _json(dialect.error_body(failure), status=failure.status, headers=headers)
+        return json_response(dialect.error_body(failure), status=failure.status, headers=headers)
 
     async def _healthy(self, request: web.Request) -> web.Response:
         return web.Response()
 
     async def _version(self, request: web.Request) -> web.Response:
-        return _json({"version": VERSION})
+        return json_response({"version": VERSION})
 
     async def _load(self, request: web.Request) -> web.Response:
-        return _json({"server_load": self._in_flight})
+        return json_response({"server_load": self._in_flight})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self.engine.page(), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -344,16 +339,16 @@ class EngineServer:
             "max_model_len": self.kind.max_model_len,
             "permission": [permission],
         }
-        return _json({"object": "list", "data": [model]})
+        return json_response({"object": "list", "data": [model]})
 
     async def _control_log(self, request: web.Request) -> web.Response:
         since = request.query.get("since", "0")
         if not since.isdecimal():
-            return _json({"error": f"since={since!r} is not a number"}, status=400)
-        return _json(self.attempts.since(int(since)))
+            return json_response({"error": f"since={since!r} is not a number"}, status=400)
+        return json_response(self.attempts.since(int(since)))
 
     async def _control_state(self, request: web.Request) -> web.Response:
-        return _json(self.state())
+        return json_response(self.state())
 
     async def _control_fault(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -362,11 +357,11 @@ class EngineServer:
             fault = None if value == {"kind": "none"} else Fault.model_validate(value)
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            return _json({"error": problems}, status=400)
+            return json_response({"error": problems}, status=400)
         except ValueError as error:
-            return _json({"error": str(error)}, status=400)
+            return json_response({"error": str(error)}, status=400)
         self.set_fault(fault)
-        return _json(self.state())
+        return json_response(self.state())
 
     @web.middleware
     async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -390,7 +385,7 @@ class EngineServer:
         try:
             response = await handler(request)
         except web.HTTPException as error:
-            response = _json({"detail": error.reason}, status=error.status)
+            response = json_response({"detail": error.reason}, status=error.status)
             if isinstance(error, web.HTTPMethodNotAllowed):
                 response.headers["allow"] = ", ".join(sorted(error.allowed_methods))
         if not response.prepared:
@@ -401,43 +396,3 @@ class EngineServer:
         response.headers["server"] = "uvicorn"
         response.headers["vary"] = "Origin"
         response.headers["x-sim-engine"] = self.name
-
-
-def _json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=compact(value).encode(), status=status, headers=headers, content_type="application/json")
-
-
-def _writer(request: web.Request) -> Write:
-    """Write to the connection of a request whose headers are sent; nothing if the client has left.
-
-    Each step of an engine writes to all its streams from one callback. aiohttp's own `write` is a coroutine,
-    and waking a task for each token would cost more than the token.
-    """
-
-    def write(data: bytes) -> None:
-        transport = request.transport
-        if transport is not None and not transport.is_closing():
-            transport.write(data)
-
-    return write
-
-
-async def _ping(write: Write, seconds: float) -> None:
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    while (left := until - loop.time()) > 0:
-        write(_PING)
-        await asyncio.sleep(min(_PING_INTERVAL_S, left))
-
-
-async def _break(request: web.Request, attempt: Attempt, how: End) -> NoReturn:
-    """Close the connection in the middle of things. aiohttp then cancels this handler."""
-    attempt.end(how)
-    transport = request.transport
-    if transport is not None:
-        if how == "reset":
-            connection: socket.socket = transport.get_extra_info("socket")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        transport.abort()
-    await asyncio.get_running_loop().create_future()
-    raise AssertionError("unreachable: nobody sets the future")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness import free_port
-from trimtab.cli.run import up
+from trimtab.cli.gateway import up
 from trimtab.process.envoy_process import EnvoyFailedError, EnvoyProcess
 from xds_server.ads.snapshot import TypeUrl
 from xds_server.config import static_resources

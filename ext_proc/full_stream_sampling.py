@@ -55,7 +55,7 @@ class CloseLook:
             if seen.finished:
                 endpoint.marks_ends = True
                 endpoint.suspected = max(0, endpoint.suspected - 1)
-            elif endpoint.marks_ends and (seen.cut_short or seen.verdict is not None):
+            elif endpoint.marks_ends and (seen.truncated or seen.verdict is not None):
                 endpoint.suspected = _CLEARED_BY
 
     def _endpoint(self, pool: str, address: str) -> _Endpoint:

@@ -1,4 +1,4 @@
-"""Sends what an observer has seen to the control plane in another process."""
+"""Sends what an ext_proc worker has seen to the control plane in another process."""
 
 import asyncio
 import contextlib
@@ -14,8 +14,8 @@ import grpc
 from trimtab.observation.kinds import Observation
 from trimtab.observation.wire import to_proto
 from trimtab.process.grpc_channel import own_channel
-from trimtab.v1 import feedback_pb2 as pb
-from trimtab.v1.feedback_pb2_grpc import FeedbackStub
+from trimtab.v1 import observation_stream_pb2 as pb
+from trimtab.v1.observation_stream_pb2_grpc import ObservationStreamStub
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +28,14 @@ _LONGEST_PAUSE_S = 2.0
 
 
 class Reporter:
-    """Reports observations to the control plane's `Feedback.Exchange`, for ever.
+    """Reports observations to the control plane's `ObservationStream.Exchange`, for ever.
 
     `report` never blocks and never raises. What it takes is kept until the control plane has acknowledged
     it, and repeated over a new connection, so each observation arrives once and in order; beyond
     `capacity` the oldest are dropped and counted. `on_states` gets the state of all pools whenever it is
     news.
 
-    `target` is the control plane's gRPC address (`host:port` or `unix:/path`), `observer` the name of
+    `target` is the control plane's gRPC address (`host:port` or `unix:/path`), `worker` the name of
     this process; `watched`, `faults`, `gated` and `cpu_seconds` are counters since its start that go with every
     message. Everything runs on one event loop; `report` is to be called on it.
     """
@@ -43,7 +43,7 @@ class Reporter:
     def __init__(
         self,
         target: str,
-        observer: str,
+        worker: str,
         *,
         on_states: Callable[[pb.PoolStates], None] = lambda states: None,
         watched: Callable[[], int] = lambda: 0,
@@ -54,7 +54,7 @@ class Reporter:
         rng: random.Random | None = None,
     ) -> None:
         self._target = target
-        self._observer = observer
+        self._worker = worker
         self._on_states = on_states
         self._watched = watched
         self._faults = faults
@@ -120,7 +120,7 @@ class Reporter:
 
     async def _run(self) -> None:
         async with own_channel(self._target) as channel:
-            stub = FeedbackStub(channel)  # type: ignore[no-untyped-call]
+            stub = ObservationStreamStub(channel)  # type: ignore[no-untyped-call]
             while True:
                 reason = await self._exchange(stub)
                 if self._connected is not False:
@@ -130,7 +130,7 @@ class Reporter:
                 await asyncio.sleep(self._pause_s * self._rng.uniform(0.5, 1))
                 self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
 
-    async def _exchange(self, stub: FeedbackStub) -> str:
+    async def _exchange(self, stub: ObservationStreamStub) -> str:
         """One connection, to its end. Returns why it ended."""
         self._next = self._first
         call = stub.Exchange()
@@ -184,7 +184,7 @@ class Reporter:
     def _batch(self) -> pb.ObservationBatch:
         start = self._next - self._first
         return pb.ObservationBatch(
-            observer=self._observer,
+            worker=self._worker,
             observations=itertools.islice(self._buffer, start, start + _BATCH),
             dropped=self._dropped,
             cpu_seconds=self._cpu_seconds(),

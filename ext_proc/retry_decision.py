@@ -8,11 +8,11 @@ from typing import NamedTuple
 from trimtab.observation.kinds import AttemptEnded, Observation, Outcome, Verdict
 from trimtab.policy.model import Pool, Retries
 from trimtab.pool import State
-from trimtab.v1 import feedback_pb2 as pb
+from trimtab.v1 import observation_stream_pb2 as pb
 
 # The engine's own trouble. Another engine need not have it.
 _OF_THE_ENGINE = frozenset({Verdict.SATURATED, Verdict.UNAVAILABLE, Verdict.DRAINING})
-_GIVEN_WORK = frozenset({State.UP, State.RAMPING})
+_GIVEN_WORK = frozenset({State.UP, State.SLOW_START})
 
 # While all endpoints of a pool have refused lately, its answers earn it so many retries each, and it saves up so many.
 # Where one in ten attempts is refused that is a retry for each; where all are, it is none.

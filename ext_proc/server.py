@@ -1,4 +1,4 @@
-"""The gRPC server of the observers."""
+"""The gRPC server of the ext_proc workers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,7 +36,8 @@ async def serve_ext_proc(
             ("grpc.so_reuseport", int(shared_port)),
             # A message holds a piece of a body or a batch of records: Envoy's buffers are 1 MiB.
             ("grpc.max_receive_message_length", 16 * _MIB),
-            # Envoy pings several times a second to notice a stopped observer; gRPC would take that for an attack.
+            # Envoy pings several times a second to notice a stopped ext_proc worker; gRPC would take that for an
+            # attack.
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 50),
             ("grpc.http2.max_ping_strikes", 0),
             # gRPC cancels streams at random once a thousand wait to be taken up, and what they hold would pass. If the

@@ -51,11 +51,10 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
 
     When it ends a stream, Envoy lets the rest of the answer pass. A watched stream is ended as soon as its first token
     is known, so that the rest of an answer costs nothing; `full_stream_percent` of them are read to the end, and those
-    of an endpoint that needs a close look. An error answer is held for `reject_timeout_s` at most, and answered with a
-    mark if `retries` says that it is worth another attempt. A gated stream is held until its first token; one that
-    begins with an error is answered with that error. One of a hedged request is answered with a 504 when every attempt
-    has had its time.
-    `report` is called on the event loop and must not block.
+    of an endpoint that needs a full-stream sampling. An error answer is held for `reject_timeout_s` at most, and
+    answered with a mark if `retries` says that it is worth another attempt. A gated stream is held until its first
+    token; one that begins with an error is answered with that error. One of a hedged request is answered with a 504
+    when every attempt has had its time. `report` is called on the event loop and must not block.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class StreamWatch:
             elif not self._began:
                 self._open(OpeningKind.EMPTY, Verdict.UNAVAILABLE)
                 seen.append(error_inside(now, self._attempt, Verdict.UNAVAILABLE, None, "empty-stream"))
-            self._finish(now, seen, finished=False, cut_short=self._reader.is_unfinished)
+            self._finish(now, seen, finished=False, truncated=self._reader.is_unfinished)
         elif self._is_due(now):
             seen.append(self._read(now))
         return seen
@@ -157,19 +157,19 @@ class StreamWatch:
         *,
         finished: bool,
         verdict: Verdict | None = None,
-        cut_short: bool = False,
+        truncated: bool = False,
     ) -> None:
         self.done = True
         self._open(OpeningKind.TOKEN)
         if self._whole and self._began:
-            seen.append(self._read(now, finished=finished, verdict=verdict, cut_short=cut_short))
+            seen.append(self._read(now, finished=finished, verdict=verdict, truncated=truncated))
 
     def _open(self, kind: OpeningKind, verdict: Verdict = Verdict.UNKNOWN, data: bytes = b"") -> None:
         if self.opening is None:
             self.opening = Opening(kind, verdict, data)
 
     def _read(
-        self, now: float, *, finished: bool = False, verdict: Verdict | None = None, cut_short: bool = False
+        self, now: float, *, finished: bool = False, verdict: Verdict | None = None, truncated: bool = False
     ) -> StreamRead:
         gaps_s = tuple(self._gaps_s)
         self._gaps_s.clear()
@@ -182,7 +182,7 @@ class StreamWatch:
             gaps_s=gaps_s,
             finished=finished,
             verdict=verdict,
-            cut_short=cut_short,
+            truncated=truncated,
         )
 
 

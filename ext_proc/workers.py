@@ -18,7 +18,7 @@ from trimtab.policy import Policy
 from trimtab.process.child import tied
 from trimtab.process.errors import PartFailedError
 from trimtab.process.listening import CannotListenError, ensure_free, takes_connections
-from trimtab.v1.feedback_pb2 import PoolStates
+from trimtab.v1.observation_stream_pb2 import PoolStates
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _FIRST_RESTART_S = 0.5
 _LONGEST_RESTART_S = 10.0
 
 
-class Observers:
+class ObservationServices:
     """The ext_proc service and the access log's receiver. `report` is called on the event loop."""
 
     def __init__(self, policy: Policy, report: Callable[[Sequence[Observation]], None]) -> None:
@@ -86,16 +86,16 @@ class Observers:
 
 @asynccontextmanager
 async def usage_told(
-    observers: Observers, take_usage: Callable[[str, float, int, int, int, Mapping[str, int]], None]
+    services: ObservationServices, take_usage: Callable[[str, float, int, int, int, Mapping[str, int]], None]
 ) -> AsyncIterator[None]:
     """Tell a control plane in this process, twice a second, what observing costs."""
 
-    async def tell() -> None:
+    async def notify() -> None:
         while True:
-            take_usage("local", time.process_time(), observers.watched, 0, observers.faults, observers.gated)
+            take_usage("local", time.process_time(), services.watched, 0, services.faults, services.gated)
             await asyncio.sleep(_USAGE_PERIOD_S)
 
-    task = asyncio.create_task(tell(), name="usage")
+    task = asyncio.create_task(notify(), name="usage")
     try:
         yield
     finally:

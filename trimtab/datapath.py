@@ -72,7 +72,7 @@ class Hedge(NamedTuple):
 
 
 def route_name(pool: str, asked: Asked, hedge: Hedge | None = None) -> str:
-    """The name of the route to `pool`, as the observers will hear of it."""
+    """The name of the route to `pool`, as the ext_proc workers will hear of it."""
     return f"{pool}/{asked}" if hedge is None else f"{pool}/{_HEDGED}{hedge.from_ms}-{hedge.held_ms}/{asked}"
 
 

@@ -1,28 +1,28 @@
-"""What shaping decides: the weights of the next interval, and why."""
+"""What weighting decides: the weights of the next interval, and why."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trimtab.endpoint.failure_signals import Sign
+from trimtab.endpoint.failure_signals import FailureSignal
 from trimtab.endpoint.snapshot import EndpointId, EndpointView
 from trimtab.observation.kinds import ProbeResult
 
 
 class State(StrEnum):
-    """What shaping does with an endpoint, and the word shown for it."""
+    """What weighting does with an endpoint, and the word shown for it."""
 
     UP = "up"
-    RAMPING = "ramping"  # its score may not rise faster than the ramp
+    SLOW_START = "slow-start"  # its score may not rise faster than slow start lets it
     COOLING = "cooling"  # it said it was saturated
-    SUSPECT = "suspect"  # one sign says that it does not generate; it takes work as ever
+    SUSPECT = "suspect"  # one failure signal says that it does not generate; it takes work as ever
     DOWN = "down"  # it does not generate, by probes or by counters that stand still
     FULL = "full"  # KV usage at the limit while another has room
-    PARKED = "parked"  # the whole pool has little to do, and others do its work
+    CONSOLIDATED = "consolidated"  # the whole pool has little to do, and others do its work
     OPEN = "open"  # the breaker is open
     HALF_OPEN = "half-open"
     DRAINING = "draining"  # it, or discovery, said that it is going away, or is not ready
-    ALL_OUT = "all-out"  # every endpoint would be out, so all are in, by capacity
+    PANIC = "panic"  # every endpoint would be out, so all are in, by capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class EndpointDecision:
 
     id: EndpointId
     view: EndpointView
-    score: float  # the law's, 0..100
+    score: float  # the strategy's, 0..100
     breakdown: Mapping[str, float]  # term -> points lost
-    prediction_error: float | None  # of a law that predicts TTFT: mean |predicted - seen| / seen
-    shaped_score: float  # after the ramp
+    prediction_error: float | None  # of a strategy that predicts TTFT: mean |predicted - seen| / seen
+    effective_score: float  # after slow start
     share: float  # 0..1, of new work; 0 while it takes no new work
     weight: int  # >= 1, the one to push
     takes_work: bool  # False: pushed as DRAINING
@@ -82,5 +82,5 @@ class PoolDecision:
     changed: bool
     classes: tuple[str, ...] = ()  # names, short to long
     bytes_per_token: float | None = None  # see `PoolSnapshot`
-    signs: tuple[tuple[EndpointId, Sign], ...] = ()  # of death, that were seen since the last step
+    failure_signals: tuple[tuple[EndpointId, FailureSignal], ...] = ()  # of death, that were seen since the last step
     serves: bool = True  # an endpoint is in, or merely full: some requests are answered

@@ -13,17 +13,17 @@ from trimtab.endpoint.evidence import Evidence
 from trimtab.endpoint.fleet import Fleet
 from trimtab.endpoint.profile import ProfileMemory
 from trimtab.endpoint.prometheus_readings import NOTHING_ASKED, Trust
-from trimtab.endpoint.silence import Patience
+from trimtab.endpoint.silence import SilenceLimits
 from trimtab.endpoint.snapshot import EndpointId, TokenSample
 from trimtab.endpoint.spec import EndpointSpec
-from trimtab.health.endpoint_health import Standing, StandingMemory
+from trimtab.health.endpoint_health import EndpointHealth, EndpointHealthMemory
 from trimtab.health.probe_health import Watch
 from trimtab.observation.kinds import Observation
 from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import CustomSignal
-from trimtab.scoring import make_law
+from trimtab.scoring import make_strategy
 from trimtab.weights.slow_start import NEW_ENDPOINT
-from trimtab.weights.weighting import Shaper
+from trimtab.weights.weighting import Weigher
 
 __all__ = ["EndpointDecision", "EndpointSpec", "PoolController", "PoolDecision", "State"]
 
@@ -40,28 +40,28 @@ class _Memory(BaseModel):
     weight: int = Field(ge=1)
     takes_work: bool
     profile: ProfileMemory
-    standing: StandingMemory
+    health: EndpointHealthMemory
 
     def is_fresh(self, now: float) -> bool:
         return now - MEMORY_S <= self.at <= now
 
 
 class PoolController:
-    """Fleet, law and shaping of one pool. Not thread-safe: one owner calls it. `now` is Unix seconds."""
+    """Fleet, strategy and weighting of one pool. Not thread-safe: one owner calls it. `now` is Unix seconds."""
 
     def __init__(self, policy: Pool, rng: Random, memory: Mapping[str, Any] | None = None) -> None:
         """`memory` is what `remember` of an earlier controller gave; what is malformed or old is ignored."""
         self._policy = policy
-        self._law = make_law(policy.scoring)
+        self._strategy = make_strategy(policy.scoring)
         self._fleet = Fleet(
             policy.name,
-            ttft_alpha=self._law.ttft_alpha,
+            ttft_alpha=self._strategy.ttft_alpha,
             stale_after_s=policy.signals.stale_after_s,
-            patience=_patience(policy),
+            silence_limits=_silence_limits(policy),
             trust=_trust(policy),
             class_limits=policy.class_limits,
         )
-        self._shaper = Shaper(policy.shaping, rng, limits=_limits(policy), watch=_watch(policy))
+        self._weigher = Weigher(policy.weighting, rng, limits=_limits(policy), watch=_watch(policy))
         self._uids: Mapping[str, str] = {}
         self._judged: frozenset[EndpointId] = frozenset()  # the endpoints of the last step
         memory = memory if isinstance(memory, Mapping) else {}
@@ -77,86 +77,86 @@ class PoolController:
             # The fleet knows an endpoint by its address: the one that was there goes before the other comes.
             self._fleet.set_endpoints(now, [spec for spec in endpoints if spec.address not in replaced])
         self._uids = uids
-        self._shaper.out = {spec.address: spec.out for spec in endpoints if spec.out}
+        self._weigher.out = {spec.address: spec.out for spec in endpoints if spec.out}
         self._fleet.set_endpoints(now, endpoints)
-        self._recall_learned(now)
+        self._restore_learned(now)
         memories = dict(self._claim(now, (id for id in self._fleet.ids if id not in before)))
-        # A pool that starts as a whole has nothing to be compared with, and ramps from nowhere.
+        # A pool that starts as a whole has nothing to be compared with, and does not start slowly.
         start = 100.0 if not before and not memories else NEW_ENDPOINT
         for id in self._fleet.ids:
             if id in memories:
-                self._fleet.recall(memories[id].at, id.address, memories[id].profile)
-                standing = Standing.recall(now, memories[id].standing, self._policy.shaping)
-                self._shaper.enter(id, standing)
+                self._fleet.restore(memories[id].at, id.address, memories[id].profile)
+                health = EndpointHealth.restore(now, memories[id].health, self._policy.weighting)
+                self._weigher.enter(id, health)
             elif id not in before:
-                self._shaper.enter(id, Standing(now, start))
+                self._weigher.enter(id, EndpointHealth(now, start))
         if not before:
             pushed = {id.address: (memory.weight, memory.takes_work) for id, memory in memories.items()}
-            self._shaper.recall_pushed(pushed)
+            self._weigher.restore_pushed(pushed)
 
     def reconfigure(self, now: float, policy: Pool) -> None:
         """Take a new policy of the same pool; what is known of the endpoints is kept."""
         if policy.scoring != self._policy.scoring:
-            law = make_law(policy.scoring)
-            if law.name == self._law.name:
-                law.recall(self._law.remember())
-            self._law = law
+            strategy = make_strategy(policy.scoring)
+            if strategy.name == self._strategy.name:
+                strategy.restore(self._strategy.dump())
+            self._strategy = strategy
         self._policy = policy
         self._fleet.reconfigure(
-            ttft_alpha=self._law.ttft_alpha,
+            ttft_alpha=self._strategy.ttft_alpha,
             stale_after_s=policy.signals.stale_after_s,
-            patience=_patience(policy),
+            silence_limits=_silence_limits(policy),
             trust=_trust(policy),
             class_limits=policy.class_limits,
         )
-        self._shaper.numbers, self._shaper.limits = policy.shaping, _limits(policy)
-        self._shaper.watch = _watch(policy)
+        self._weigher.config, self._weigher.limits = policy.weighting, _limits(policy)
+        self._weigher.watch = _watch(policy)
 
     def observe(self, now: float, observations: Sequence[Observation]) -> None:
         """Take in observations of this pool, in any order; those of equal time have a defined order."""
-        self._hear(self._fleet.observe(now, observations))
+        self._observe_all(self._fleet.observe(now, observations))
 
     def step(self, now: float) -> PoolDecision:
         """Compute the weights for the next interval."""
-        self._hear(self._fleet.settle(now))
+        self._observe_all(self._fleet.settle(now))
         pool = self._fleet.snapshot(now)
         ids = frozenset(view.id for view in pool.endpoints)
         for gone in sorted(self._judged - ids):
-            self._law.forget(gone)
+            self._strategy.forget(gone)
         self._judged = ids
-        return self._shaper.decide(pool, self._law)
+        return self._weigher.decide(pool, self._strategy)
 
-    def remember(self, now: float) -> dict[str, Any]:
+    def dump(self, now: float) -> dict[str, Any]:
         """What was learned, JSON-able, for the state file."""
         # Those of endpoints that discovery has not found again yet are kept for the next time.
         memories = {address: memory for address, memory in self._memories.items() if memory.is_fresh(now)}
-        profiles = self._fleet.remember(now)
+        profiles = self._fleet.dump(now)
         for id in self._fleet.ids:
-            standing, pushed = self._shaper.standings.get(id), self._shaper.pushed.get(id.address)
-            if standing and pushed:
+            health, pushed = self._weigher.health.get(id), self._weigher.pushed.get(id.address)
+            if health and pushed:
                 memories[id.address] = _Memory(
                     at=now,
                     uid=self._uids.get(id.address, ""),
                     weight=pushed[0],
                     takes_work=pushed[1],
                     profile=profiles[id.address],
-                    standing=standing.remember(),
+                    health=health.dump(),
                 )
-        learned = {address: what for address, what in self._law.remember().items() if address in memories}
+        learned = {address: what for address, what in self._strategy.dump().items() if address in memories}
         return {
             "at": now,
             "endpoints": {address: memory.model_dump(mode="json") for address, memory in sorted(memories.items())},
-            "law": {"name": self._law.name, "memory": learned},
+            "strategy": {"name": self._strategy.name, "memory": learned},
             "bytes_per_token": self._fleet.token_ratio.value,
         }
 
-    def _hear(self, evidence: Iterable[Evidence]) -> None:
+    def _observe_all(self, evidence: Iterable[Evidence]) -> None:
         for piece in evidence:
             if isinstance(piece, TokenSample):
-                if (sign := self._law.learn(piece)) is not None:
-                    self._shaper.note(piece.at, piece.endpoint, sign)
+                if (failure_signal := self._strategy.learn(piece)) is not None:
+                    self._weigher.note(piece.at, piece.endpoint, failure_signal)
             else:
-                self._shaper.hear(piece)
+                self._weigher.observe(piece)
 
     def _claim(self, now: float, entered: Iterable[EndpointId]) -> Iterable[tuple[EndpointId, _Memory]]:
         """The memories of endpoints that come in. Each is used once: a later incarnation has none."""
@@ -167,7 +167,7 @@ class PoolController:
             if memory.is_fresh(now):
                 yield id, memory
 
-    def _recall_learned(self, now: float) -> None:
+    def _restore_learned(self, now: float) -> None:
         """What was learned of the pool as a whole, once."""
         memory, self._memory = self._memory, {}
         match memory:
@@ -176,11 +176,11 @@ class PoolController:
             case _:
                 return
         match memory:
-            case {"law": {"name": self._law.name, "memory": Mapping() as learned}}:
-                self._law.recall(learned)
+            case {"strategy": {"name": self._strategy.name, "memory": Mapping() as learned}}:
+                self._strategy.restore(learned)
         match memory:
             case {"bytes_per_token": int() | float() as ratio}:
-                self._fleet.token_ratio.recall(ratio)
+                self._fleet.token_ratio.restore(ratio)
 
 
 def _are_two(uid: str, other: str) -> bool:
@@ -199,9 +199,9 @@ def _trust(policy: Pool) -> Trust:
     )
 
 
-def _patience(policy: Pool) -> Patience:
-    signs = policy.signs
-    return Patience(signs.silent_after_s, signs.silent_factor, signs.stalled_after_s)
+def _silence_limits(policy: Pool) -> SilenceLimits:
+    failure_signals = policy.failure_signals
+    return SilenceLimits(failure_signals.silent_after_s, failure_signals.silent_factor, failure_signals.stalled_after_s)
 
 
 def _limits(policy: Pool) -> tuple[CustomSignal, ...]:

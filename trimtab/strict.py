@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 class Flaw:
     """What is wrong between fields that are right one by one.
 
-    `at` are the places where it can be mended, seen from the value that has the flaw, the best one first: of
+    `at` are the places where it can be fixed, seen from the value that has the flaw, the best one first: of
     these the first that is in the file is shown.
     """
 

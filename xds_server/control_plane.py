@@ -19,16 +19,16 @@ from trimtab.datapath import cluster_name, pool_of_cluster
 from trimtab.decision import ClassDecision
 from trimtab.llmapi.probe_answer import ProbeAnswer
 from trimtab.llmapi.rejections import RejectionReader
-from trimtab.observation.kinds import ClusterChanged, Observation, ObserverMissed
+from trimtab.observation.kinds import ClusterChanged, Observation, WorkerMissed
 from trimtab.policy import Policy, PolicyFile
 from trimtab.policy.deadlines import deadlined
 from trimtab.policy.model import Fallback, Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision, State
 from trimtab.process.listening import bind, serve_http
 from trimtab.process.policy_follower import follow
-from trimtab.v1.feedback_pb2 import PoolStates
-from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
-from trimtab.weights.failover import Spill, can_take, last_resort, takes_over, wants_tries
+from trimtab.v1.observation_stream_pb2 import PoolStates
+from trimtab.v1.observation_stream_pb2_grpc import add_ObservationStreamServicer_to_server
+from trimtab.weights.failover import Failover, can_take, last_resort, takes_over, wants_exploration
 from trimtab.weights.integers import jittered
 from xds_server.admin.metrics import Metrics
 from xds_server.admin.server import AdminState, admin_app
@@ -43,7 +43,7 @@ from xds_server.discovery import Discovery, DiscoveryCollector
 from xds_server.heartbeats import Heartbeats
 from xds_server.kept_file import kept_path
 from xds_server.lrs import LrsService
-from xds_server.observation_stream import FeedbackService
+from xds_server.observation_stream import ObservationStreamService
 from xds_server.pool_loop import RunningPool
 from xds_server.probes.prober import Prober, ReadAnswer
 from xds_server.probes.reachability import Reachability
@@ -59,8 +59,8 @@ _REMEMBER_PERIOD_S = 5.0
 _REMEMBER_PAUSE_S = 0.5
 _SAMPLING_PERIOD_S = 1.0
 _RETIRING_PERIOD_S = 1.0
-_IN = {State.UP, State.RAMPING}
-_OBSERVERS_MAX = 256  # of those that ended, the latest so many still count
+_IN = {State.UP, State.SLOW_START}
+_WORKERS_MAX = 256  # of those that ended, the latest so many still count
 
 _READ_AT_START: Mapping[str, Callable[[Policy], object]] = {
     "services": lambda policy: policy.services,
@@ -70,7 +70,7 @@ _READ_AT_START: Mapping[str, Callable[[Policy], object]] = {
 
 
 class ControlPlane:
-    """Owns the pools and serves ADS, LRS, feedback and the admin pages while its context lasts.
+    """Owns the pools and serves ADS, LRS, the observation stream and the admin pages while its context lasts.
 
     Lives on one event loop. `on_policy` hears of each new policy that comes into force meanwhile, `on_states` of
     what becomes of the endpoints. Raises PolicyError if the policy's state file cannot be written.
@@ -94,7 +94,7 @@ class ControlPlane:
         self._pools: dict[str, RunningPool] = {}
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
         self._usage: dict[str, tuple[float, int]] = {}
-        self._spills: dict[str, Spill] = defaultdict(Spill)
+        self._failovers: dict[str, Failover] = defaultdict(Failover)
         self._splits: dict[str, Mapping[str, object]] = {}  # entries of the runtime layer, by pool
         self._retry_limits: dict[str, Mapping[str, int]] = {}  # likewise
         self._deadlined: frozenset[str] = frozenset()  # pools of the policy in force
@@ -104,13 +104,13 @@ class ControlPlane:
         self._rng = random.Random()
         self._retired = RetiredClusters()
         if kept.clusters is not None:
-            self._retired.recall(kept.clusters)
+            self._retired.restore(kept.clusters)
         self._state = AdminState(policy=self._policy)
         self.metrics = Metrics(self._state)
         self._ads = AdsService(self._cache, self.metrics)
         self._state.clients = self._ads.clients
         self._lrs = LrsService(self.observe, is_pool=self._pools.__contains__)
-        self._feedback = FeedbackService(self.observe, self.take_usage, self._lose_observer)
+        self._observation_stream = ObservationStreamService(self.observe, self.take_usage, self._lose_worker)
         found_before = {name: memory.get("found") for name, memory in self._memory.items()}
         self._discovery = Discovery(self._take_endpoints, known=found_before)
         self._state.sources = self._discovery.statuses
@@ -140,7 +140,7 @@ class ControlPlane:
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(new_session())
             self._prober = Prober(self.observe, session, _answer_reader(self._policy), self._decision_of)
-            prometheus = PrometheusSource(self.observe, self.metrics.queried)
+            prometheus = PrometheusSource(self.observe, self.metrics.prometheus_readings)
             self._readers = (Scraper(self.observe, session), self._prober, prometheus, self._reachability)
             for reader in self._readers:
                 stack.push_async_callback(reader.close)
@@ -159,7 +159,7 @@ class ControlPlane:
                 _repeat(self._retire, _RETIRING_PERIOD_S),
             ):
                 stack.callback(asyncio.create_task(job).cancel)
-            stack.push_async_callback(self._remember)
+            stack.push_async_callback(self._dump)
             self._stack = stack.pop_all()
         return self
 
@@ -185,25 +185,25 @@ class ControlPlane:
         self._state.draining = True
 
     def take_usage(
-        self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
+        self, worker: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
     ) -> None:
         """Take in the counters of one observing process, each since its start; to be called twice a second."""
-        if not self._heartbeats.heard(time.time(), observer):
-            self._observer_missed()
-        self._usage.pop(observer, None)
-        self._usage[observer] = (cpu_seconds, watched)
-        if len(self._usage) > _OBSERVERS_MAX:
+        if not self._heartbeats.heard(time.time(), worker):
+            self._worker_missed()
+        self._usage.pop(worker, None)
+        self._usage[worker] = (cpu_seconds, watched)
+        if len(self._usage) > _WORKERS_MAX:
             del self._usage[next(iter(self._usage))]
-        self.metrics.observer(observer, cpu_seconds, watched, dropped, faults, gated)
+        self.metrics.worker(worker, cpu_seconds, watched, dropped, faults, gated)
 
-    def _lose_observer(self, observer: str) -> None:
-        self._heartbeats.gone(observer)
-        self._observer_missed()
+    def _lose_worker(self, worker: str) -> None:
+        self._heartbeats.gone(worker)
+        self._worker_missed()
 
-    def _observer_missed(self) -> None:
-        """What any observer missed may be of any pool."""
+    def _worker_missed(self) -> None:
+        """What any ext_proc worker missed may be of any pool."""
         for pool in self._pools.values():
-            pool.observe([ObserverMissed(time.time(), pool.policy.name)])
+            pool.observe([WorkerMissed(time.time(), pool.policy.name)])
 
     def _take_policy(self, policy: Policy) -> None:
         for key, of in _READ_AT_START.items():
@@ -225,7 +225,7 @@ class ControlPlane:
             self._state.decisions.pop(name, None)
             self._retry_limits.pop(name, None)
         for name in self._splits.keys() - {pool.name for pool in policy.pools if pool.fallbacks}:
-            for known in (self._spills, self._splits, self._state.splits):
+            for known in (self._failovers, self._splits, self._state.splits):
                 known.pop(name, None)
         for name, pool in wanted.items():
             if name in self._pools:
@@ -291,7 +291,7 @@ class ControlPlane:
                 if cluster in self._cache.snapshot[TypeUrl.EDS]:
                     self._cache.assign(cluster, body)
         if decision.changed or holds_changed:
-            self._on_states(self._feedback.publish(self._state.decisions.values()))
+            self._on_states(self._observation_stream.publish(self._state.decisions.values()))
 
     def _split(self, decision: PoolDecision) -> None:
         """Say how much of a pool's work its fallbacks get."""
@@ -299,12 +299,12 @@ class ControlPlane:
         if not policy.fallbacks:
             return
         others = [self._state.decisions.get(fallback.pool) if fallback.pool else None for fallback in policy.fallbacks]
-        parts = self._spills[decision.pool].split(
+        parts = self._failovers[decision.pool].split(
             decision.at,
-            can_take(decision, policy.spill_below),
+            can_take(decision, policy.failover_below),
             [self._takes(policy, *each) for each in zip(policy.fallbacks, others, strict=True)],
-            tries=wants_tries(decision),
-            rise_per_s=policy.shaping.ramp_points_per_s / 100,
+            tries=wants_exploration(decision),
+            rise_per_s=policy.weighting.slow_start_points_per_s / 100,
             last_resort=last_resort([decision, *others]),
         )
         names = (decision.pool, *(fallback.name for fallback in policy.fallbacks))
@@ -317,7 +317,7 @@ class ControlPlane:
     def _takes(self, policy: Pool, fallback: Fallback, decision: PoolDecision | None) -> float:
         """The part, 0..1, that a fallback takes of what comes to it. `decision`: its own, if it is a pool."""
         if fallback.pool is not None:
-            return takes_over(decision, self._pools[fallback.pool].policy.spill_below)
+            return takes_over(decision, self._pools[fallback.pool].policy.failover_below)
         if fallback.address is not None:
             return float(self._reachability.is_reachable(policy.name, fallback.address))
         return 1.0
@@ -355,16 +355,16 @@ class ControlPlane:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._holds_changed.wait(), _REMEMBER_PERIOD_S - _REMEMBER_PAUSE_S)
         self._holds_changed.clear()
-        await self._remember()
+        await self._dump()
 
-    async def _remember(self) -> None:
+    async def _dump(self) -> None:
         if self._state_file is not None:
             now = time.time()
             pools = {
-                name: {**pool.controller.remember(now), "found": self._discovery.remember(name)}
+                name: {**pool.controller.dump(now), "found": self._discovery.dump(name)}
                 for name, pool in self._pools.items()
             }
-            self._state_file.write(Kept(pools, self._retired.remember(self._cache.snapshot)))
+            self._state_file.write(Kept(pools, self._retired.dump(self._cache.snapshot)))
 
     def _stop_pools(self) -> None:
         for pool in self._pools.values():
@@ -374,11 +374,11 @@ class ControlPlane:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         self._ads.add_to(server)
         self._lrs.add_to(server)
-        add_FeedbackServicer_to_server(self._feedback, server)  # type: ignore[no-untyped-call]
+        add_ObservationStreamServicer_to_server(self._observation_stream, server)  # type: ignore[no-untyped-call]
         bind(server, self._policy.services.xds, "services.xds")
         await server.start()
         stack.push_async_callback(server.stop, 1.0)
-        for service in (self._ads, self._lrs, self._feedback):
+        for service in (self._ads, self._lrs, self._observation_stream):
             stack.callback(service.close)
 
 

@@ -34,8 +34,8 @@ def kept_path(policy: Policy, policy_path: Path, suffix: str = "") -> Path | Non
     except OSError as error:
         what = f"{path} cannot be written ({(error.strerror or str(error)).lower()})"
         if chosen:
-            mend = "name a file that can, or write null to keep nothing"
-            raise PolicyError([problem_at(policy_path, ("state_file",), f"{what}: {mend}")]) from None
+            fix = "name a file that can, or write null to keep nothing"
+            raise PolicyError([problem_at(policy_path, ("state_file",), f"{what}: {fix}")]) from None
         log.warning("state_file: auto: %s, so nothing is kept over a restart", what)
     return path
 

@@ -1,4 +1,4 @@
-"""The control plane's end of the feedback between processes."""
+"""The control plane's end of the stream of observations between processes."""
 
 import asyncio
 import logging
@@ -11,40 +11,40 @@ import grpc
 from trimtab.observation.kinds import Observation
 from trimtab.observation.wire import from_proto, states_to_proto
 from trimtab.pool import PoolDecision
-from trimtab.v1 import feedback_pb2 as pb
-from trimtab.v1.feedback_pb2_grpc import FeedbackServicer
+from trimtab.v1 import observation_stream_pb2 as pb
+from trimtab.v1.observation_stream_pb2_grpc import ObservationStreamServicer
 
 logger = logging.getLogger(__name__)
 
-# An observer that comes back after so many others came does not find its place again, and its repetitions
+# An ext_proc worker that comes back after so many others came does not find its place again, and its repetitions
 # count twice.
-_REMEMBERED_OBSERVERS = 256
+_REMEMBERED_WORKERS = 256
 
 
 @dataclass(slots=True)
-class _Observer:
-    """What was received of one observer, over all its connections."""
+class _Worker:
+    """What was received of one ext_proc worker, over all its connections."""
 
     run: int
-    received: int = 0  # every observation with a lower number was taken in, or dropped by the observer
+    received: int = 0  # every observation with a lower number was taken in, or dropped by the ext_proc worker
     malformed: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """What one connection has yet to be told: only the newest, so a slow observer holds nothing up."""
+    """What one connection has yet to be told: only the newest, so a slow ext_proc worker holds nothing up."""
 
     states: pb.PoolStates | None
     received: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class FeedbackService(FeedbackServicer):
-    """Serves `Feedback.Exchange` to any number of observers.
+class ObservationStreamService(ObservationStreamServicer):
+    """Serves `ObservationStream.Exchange` to any number of ext_proc workers.
 
-    `on_observations` gets every observation once and in order per observer. `on_usage(observer,
-    cpu_seconds, watched, dropped, faults, gated)` gets the counters of an observer's process, at least twice a second;
-    `dropped` includes observations that came malformed. `on_gone(observer)` is told when its connection ended.
+    `on_observations` gets every observation once and in order per ext_proc worker. `on_usage(worker,
+    cpu_seconds, watched, dropped, faults, gated)` gets the counters of an ext_proc worker's process, at least twice a
+    second; `dropped` includes observations that came malformed. `on_gone(worker)` is told when its connection ended.
     Everything runs on the event loop of the `grpc.aio` server.
     """
 
@@ -57,13 +57,13 @@ class FeedbackService(FeedbackServicer):
         self._on_observations = on_observations
         self._on_usage = on_usage
         self._on_gone = on_gone
-        self._observers: dict[str, _Observer] = {}
+        self._workers: dict[str, _Worker] = {}
         self._streams: set[_Stream] = set()
         self._states: pb.PoolStates | None = None
         self._closed = False
 
     def publish(self, decisions: Iterable[PoolDecision]) -> pb.PoolStates:
-        """Tell all observers the newest decision of every pool. Returns what they are told."""
+        """Tell all ext_proc workers the newest decision of every pool. Returns what they are told."""
         self._states = states_to_proto(decisions)
         for stream in self._streams:
             stream.states = self._states
@@ -97,41 +97,41 @@ class FeedbackService(FeedbackServicer):
             await asyncio.gather(reader, return_exceptions=True)
 
     async def _read(self, batches: AsyncIterator[pb.ObservationBatch], stream: _Stream) -> None:
-        observer = ""
+        worker = ""
         try:
             async for batch in batches:
-                if not observer:
-                    observer = batch.observer
-                    logger.info("%s reports", observer)
+                if not worker:
+                    worker = batch.worker
+                    logger.info("%s reports", worker)
                 stream.received = self._take(batch)
                 stream.news.set()
         finally:
-            if observer and not self._closed:
-                logger.warning("%s is gone: what it watched is not seen until it reports again", observer)
-                self._on_gone(observer)
+            if worker and not self._closed:
+                logger.warning("%s is gone: what it watched is not seen until it reports again", worker)
+                self._on_gone(worker)
             stream.news.set()
 
     def _take(self, batch: pb.ObservationBatch) -> int:
-        """Take in what is new in a batch. Returns how much of the observer's run has been received."""
-        observer = self._observers.pop(batch.observer, None)
-        if observer is None or observer.run != batch.run:
-            observer = _Observer(batch.run)
-        self._observers[batch.observer] = observer
-        if len(self._observers) > _REMEMBERED_OBSERVERS:
-            del self._observers[next(iter(self._observers))]
+        """Take in what is new in a batch. Returns how much of the ext_proc worker's run has been received."""
+        worker = self._workers.pop(batch.worker, None)
+        if worker is None or worker.run != batch.run:
+            worker = _Worker(batch.run)
+        self._workers[batch.worker] = worker
+        if len(self._workers) > _REMEMBERED_WORKERS:
+            del self._workers[next(iter(self._workers))]
 
-        known = max(0, observer.received - batch.first)
+        known = max(0, worker.received - batch.first)
         decoded = [from_proto(message) for message in batch.observations[known:]]
         observations = [observation for observation in decoded if observation is not None]
-        observer.malformed += len(decoded) - len(observations)
-        observer.received = max(observer.received, batch.first + len(batch.observations))
+        worker.malformed += len(decoded) - len(observations)
+        worker.received = max(worker.received, batch.first + len(batch.observations))
         try:
-            # First of all: that an observer is back is to be known before what it brings is judged.
+            # First of all: that an ext_proc worker is back is to be known before what it brings is judged.
             if math.isfinite(batch.cpu_seconds):
-                lost = batch.dropped + observer.malformed
-                self._on_usage(batch.observer, batch.cpu_seconds, batch.watched, lost, batch.faults, dict(batch.gated))
+                lost = batch.dropped + worker.malformed
+                self._on_usage(batch.worker, batch.cpu_seconds, batch.watched, lost, batch.faults, dict(batch.gated))
             if observations:
                 self._on_observations(observations)
         except Exception:
-            logger.exception("a batch of %s was not taken in", batch.observer)
-        return observer.received
+            logger.exception("a batch of %s was not taken in", batch.worker)
+        return worker.received

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from trimtab.observation.kinds import Observation, ObserverMissed
+from trimtab.observation.kinds import Observation, WorkerMissed
 from trimtab.policy.model import Pool
 from trimtab.pool import EndpointSpec, PoolController, PoolDecision
 from xds_server.admin.metrics import Metrics
@@ -73,7 +73,7 @@ class RunningPool:
             self.controller.set_endpoints(now, self._endpoints)
         self._clock = now
         if self._heartbeats.overdue(now):
-            self.controller.observe(now, [ObserverMissed(now, self.policy.name)])
+            self.controller.observe(now, [WorkerMissed(now, self.policy.name)])
         return now
 
     async def _run(self) -> None:

@@ -18,7 +18,7 @@ _Bodies = Mapping[str, Mapping[str, bytes]]  # of clusters and assignments, by n
 
 
 class _Kept(BaseModel):
-    """A cluster as it was published last, and until when it is served if it is retired."""
+    """A cluster as it was published last, and until when it is served if it was removed."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -35,12 +35,12 @@ class _Memory(BaseModel):
 
 
 class RetiredClusters:
-    """Which clusters are retired, and until when. Times are Unix seconds, so that they outlive this process."""
+    """Which clusters were removed, and until when. Times are Unix seconds, so that they outlive this process."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
         self._wait_s = 0.0
-        self._recalled: _Bodies = {TypeUrl.CDS: {}, TypeUrl.EDS: {}}
+        self._restored: _Bodies = {TypeUrl.CDS: {}, TypeUrl.EDS: {}}
 
     def keep(
         self,
@@ -69,7 +69,7 @@ class RetiredClusters:
         """Whether the time of any is over: `keep` would leave it out."""
         return any(end <= now for end in self._until.values())
 
-    def remember(self, published: Snapshot | None) -> object:
+    def dump(self, published: Snapshot | None) -> object:
         """What a process that comes after this one needs to go on, JSON-able."""
         clusters, assignments = self._old(published).values()
         kept = {
@@ -78,25 +78,25 @@ class RetiredClusters:
         }
         return _Memory.model_construct(wait_s=self._wait_s, clusters=kept).model_dump(mode="json", exclude_none=True)
 
-    def recall(self, memory: object) -> None:
+    def restore(self, memory: object) -> None:
         """Take up what `remember` of an earlier process gave, if it could be published."""
         try:
             found = _Memory.model_validate(memory)
-            recalled: _Bodies = {
+            restored: _Bodies = {
                 TypeUrl.CDS: {name: one.cluster for name, one in found.clusters.items()},
                 TypeUrl.EDS: {name: one.assignment for name, one in found.clusters.items() if one.assignment},
             }
-            SnapshotCache("recalled").publish(recalled)
+            SnapshotCache("restored").publish(restored)
         except (ValidationError, InconsistentSnapshotError):
             log.warning("the clusters in the state file are not used: they are damaged, or of another version")
             return
-        self._recalled = recalled
+        self._restored = restored
         self._wait_s = found.wait_s
         self._until = {name: one.until for name, one in found.clusters.items() if one.until is not None}
 
     def _old(self, published: Snapshot | None) -> _Bodies:
         if published is None:
-            return self._recalled
+            return self._restored
         return {
             type_url: {name: resource.body for name, resource in published[type_url].items()}
             for type_url in (TypeUrl.CDS, TypeUrl.EDS)

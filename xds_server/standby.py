@@ -14,7 +14,7 @@ from trimtab.policy import PolicyError, load_policy, problem_at
 from trimtab.process.listening import bind
 from trimtab.process.stopping import stop_signal, unless_stopped
 from xds_server.ads.events import XdsEvents
-from xds_server.ads.mirror import Replica, Resources
+from xds_server.ads.mirror import Mirror, Resources
 from xds_server.ads.server import AdsService
 from xds_server.ads.snapshot import InconsistentSnapshotError, SnapshotCache
 from xds_server.ads.transport import SERVER_OPTIONS
@@ -39,11 +39,11 @@ async def stand_by(policy_path: Path) -> None:
     policy = load_policy(policy_path)
     address = policy.services.standby
     if address is None:
-        mend = "no address is set for the standby: name one, as in 127.0.0.1:18002, and print Envoy's bootstrap anew"
-        raise PolicyError([problem_at(policy_path, ("services", "standby"), mend)])
+        fix = "no address is set for the standby: name one, as in 127.0.0.1:18002, and print Envoy's bootstrap anew"
+        raise PolicyError([problem_at(policy_path, ("services", "standby"), fix)])
     path = kept_path(policy, policy_path, suffix=".view")
-    replica = Replica(policy.services.xds, f"standby@{socket.gethostname()}")
-    standby = Standby(replica, ViewFile(path) if path else None)
+    mirror = Mirror(policy.services.xds, f"standby@{socket.gethostname()}")
+    standby = Standby(mirror, ViewFile(path) if path else None)
     with stop_signal() as stop:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         standby.ads.add_to(server)
@@ -60,8 +60,8 @@ async def stand_by(policy_path: Path) -> None:
 class Standby(XdsEvents):
     """Keeps the last full view that `replica` had, in memory and in `file`, for the Envoys that `ads` serves."""
 
-    def __init__(self, replica: Replica, file: ViewFile | None) -> None:
-        self._replica = replica
+    def __init__(self, mirror: Mirror, file: ViewFile | None) -> None:
+        self._mirror = mirror
         self._file = file
         self._cache = SnapshotCache(epoch=f"standby-{int(time.time()):x}{secrets.token_hex(4)}")
         self._changed = asyncio.Event()
@@ -75,14 +75,14 @@ class Standby(XdsEvents):
     async def run(self) -> None:
         """Follow, keep and save, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._replica.follow())
+            tasks.create_task(self._mirror.follow())
             if self._file is not None:
                 tasks.create_task(self._save(self._file))
             while True:
                 await asyncio.sleep(_PERIOD_S)
                 self._keep()
 
-    def connected(self, node: str, variant: str) -> None:
+    def connected(self, node: str, protocol: str) -> None:
         if node in self._served:
             return
         self._served.add(node)
@@ -105,8 +105,8 @@ class Standby(XdsEvents):
             log.info("the view of %s is kept", self._age())
 
     def _keep(self) -> None:
-        answers = self._replica.answers
-        if self._replica.resources is not None and self._take(self._replica.resources) and answers:
+        answers = self._mirror.answers
+        if self._mirror.resources is not None and self._take(self._mirror.resources) and answers:
             self._seen_at = time.time()
         if answers != self._answers:
             self._answers = answers

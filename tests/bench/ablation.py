@@ -1,4 +1,4 @@
-"""What each part of `predicted_ttft` is worth: the law with one of them taken out, on the same work.
+"""What each part of `predicted_ttft` is worth: the strategy with one of them taken out, on the same work.
 
 python -m tests.bench.ablation
 """
@@ -129,23 +129,23 @@ class _WithoutTries(PredictedTtft):
         return super()._parts(pool, known, waits, floors, [False] * len(tried))
 
 
-class _Variant(NamedTuple):
-    law: type[PredictedTtft] = PredictedTtft
+class _XdsProtocol(NamedTuple):
+    strategy: type[PredictedTtft] = PredictedTtft
     numbers: Mapping[str, Any] = {}
     interval_ms: int = 100
 
 
-_WHOLE = "the whole law"
-_VARIANTS: Mapping[str, _Variant] = {
-    _WHOLE: _Variant(),
-    "without change detection": _Variant(_WithoutChangeDetection),
-    "residuals in seconds": _Variant(_WithResidualsInSeconds),
-    "without the request's own prompt": _Variant(_WithoutOwnPrompt),
-    "poured by tokens alone, not by requests": _Variant(_WithTokensAlone),
-    "without the peak of bursts": _Variant(_WithoutPeak),
-    "without tries": _Variant(_WithoutTries),
-    "power form": _Variant(numbers={"form": "power"}),
-    "weights every 250 ms": _Variant(interval_ms=250),
+_WHOLE = "the whole strategy"
+_PROTOCOLS: Mapping[str, _XdsProtocol] = {
+    _WHOLE: _XdsProtocol(),
+    "without change detection": _XdsProtocol(_WithoutChangeDetection),
+    "residuals in seconds": _XdsProtocol(_WithResidualsInSeconds),
+    "without the request's own prompt": _XdsProtocol(_WithoutOwnPrompt),
+    "poured by tokens alone, not by requests": _XdsProtocol(_WithTokensAlone),
+    "without the peak of bursts": _XdsProtocol(_WithoutPeak),
+    "without tries": _XdsProtocol(_WithoutTries),
+    "power form": _XdsProtocol(numbers={"form": "power"}),
+    "weights every 250 ms": _XdsProtocol(interval_ms=250),
 }
 
 
@@ -164,7 +164,7 @@ class _SlowSpell(Simulation):
 
 def _ttft_ms(job: tuple[str, _Case, int]) -> Mapping[str, float]:
     name, case, seed = job
-    variant, fleet = _VARIANTS[name], load_fleet(case.fleet)
+    protocol, fleet = _PROTOCOLS[name], load_fleet(case.fleet)
     if case.trace is None:
         assert fleet.workload is not None
         rate_per_s = case.rate_per_s or fleet.workload.rate_per_s
@@ -177,19 +177,19 @@ def _ttft_ms(job: tuple[str, _Case, int]) -> Mapping[str, float]:
         {
             "name": "ablation",
             "endpoints": [{"address": "127.0.0.1:1"}],  # the fleet's are put in its place
-            "scoring": {"law": "predicted_ttft", **variant.numbers},
-            "interval_ms": variant.interval_ms,
+            "scoring": {"strategy": "predicted_ttft", **protocol.numbers},
+            "interval_ms": protocol.interval_ms,
         }
     )
-    with patch("trimtab.pool.make_law", variant.law):
+    with patch("trimtab.pool.make_strategy", protocol.strategy):
         replay = _SlowSpell(case.slow, trace, fleet, policy_arm(name, fleet, policy), seed, conditions).run()
     ttft: Mapping[str, float] = figures(replay)["ttft_ms"]
     return ttft
 
 
 def table() -> str:
-    """Mean and P99 of TTFT of each variant by those of the whole law, in Markdown."""
-    jobs = list(product(_VARIANTS, _CASES, range(1, SEEDS + 1)))
+    """Mean and P99 of TTFT of each protocol by those of the whole strategy, in Markdown."""
+    jobs = list(product(_PROTOCOLS, _CASES, range(1, SEEDS + 1)))
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         made = dict(zip(jobs, pool.map(_ttft_ms, jobs), strict=True))
 
@@ -197,7 +197,7 @@ def table() -> str:
         return fmean(made[name, case, seed][key] for seed in range(1, SEEDS + 1))
 
     lines = [("TTFT, mean / P99", *(case.name for case in _CASES)), ("---",) * (len(_CASES) + 1)]
-    for name in _VARIANTS:
+    for name in _PROTOCOLS:
         cells = []
         for case in _CASES:
             whole = {key: mean(_WHOLE, case, key) for key in ("mean", "p99")}

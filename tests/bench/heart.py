@@ -1,7 +1,8 @@
 """What the pure heart costs: observations per second on one core, and the time of a step by the size of a pool.
 
-Here an observation goes all the way: put in order, joined to its attempt, judged, told to shaping, learned from by the
-law, and weights are computed ten times a second. What the windows alone take in is measured in tests.bench.windows.
+Here an observation goes all the way: put in order, joined to its attempt, judged, told to weighting, learned from by
+the strategy, and weights are computed ten times a second. What the windows alone take in is measured in
+tests.bench.windows.
 
 python -m tests.bench.heart
 """

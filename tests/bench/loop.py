@@ -59,7 +59,7 @@ class Engine(FakeEngine):
 
 
 @dataclass(frozen=True)
-class Standing:
+class EndpointHealth:
     """An endpoint as an Envoy has it."""
 
     weight: int
@@ -78,7 +78,7 @@ class Case:
     effect: Literal["out", "less", "more"]  # taken out, or another weight
     waiting: int = 0  # what its page says then
 
-    def is_done(self, before: Standing, now: Standing) -> bool:
+    def is_done(self, before: EndpointHealth, now: EndpointHealth) -> bool:
         # A weight still moves by some percent while earlier errors are forgotten.
         match self.effect:
             case "out":
@@ -99,13 +99,13 @@ CASES = (
 
 _POOL = {
     "name": "m",
-    "scoring": {"law": "health", "ttft_threshold_ms": 200, "ttft_alpha": 1},
+    "scoring": {"strategy": "health", "ttft_threshold_ms": 200, "ttft_alpha": 1},
     # An endpoint is back soon, so that the next change need not wait, but never before it was seen to be out.
-    "shaping": {
+    "weighting": {
         "cool_down_min_s": 1.5,
         "cool_down_max_s": 1.5,
         "cool_down_growth": 1,
-        "ramp_points_per_s": 1e4,
+        "slow_start_points_per_s": 1e4,
         "breaker_failures": 1,
         "breaker_open_s": 1.5,
     },
@@ -121,7 +121,7 @@ class Edge:
     address: str
     session: aiohttp.ClientSession = field(init=False)
     updates: int = -1
-    standing: Standing = Standing(0, True)
+    health: EndpointHealth = EndpointHealth(0, True)
     seen_at: float = 0.0  # Unix seconds: when the last change was seen
 
     async def watch(self) -> None:
@@ -138,18 +138,18 @@ class Edge:
         if updates != self.updates:
             async with self.session.get("/clusters?format=json") as answer:
                 page = await answer.json(content_type=None)
-            standing = _standing(page, self.address)
+            health = _health_of(page, self.address)
             self.updates = updates
-            if standing and standing != self.standing:
-                self.standing, self.seen_at = standing, now
+            if health and health != self.health:
+                self.health, self.seen_at = health, now
 
 
-def _standing(page: Mapping[str, Any], address: str) -> Standing | None:
+def _health_of(page: Mapping[str, Any], address: str) -> EndpointHealth | None:
     for cluster in page["cluster_statuses"]:
         for host in cluster.get("host_statuses", []) if cluster["name"] == "m" else []:
             place = host["address"]["socket_address"]
             if f"{place['address']}:{place['port_value']}" == address:
-                return Standing(host["weight"], host["health_status"].get("eds_health_status") == "DRAINING")
+                return EndpointHealth(host["weight"], host["health_status"].get("eds_health_status") == "DRAINING")
     return None
 
 
@@ -206,7 +206,7 @@ class Bench:
                 self.edges.append(edge)
             await self.trimtab.wait_serving()
             self._client = await stack.enter_async_context(aiohttp.ClientSession())
-            # What Envoy serves before it is connected to the observers is not seen.
+            # What Envoy serves before it is connected to the ext_proc workers is not seen.
             while not await self.trimtab.metric("trimtab_ttft_seconds_count"):
                 await self._ask()
             self._watches = [asyncio.create_task(edge.watch()) for edge in self.edges]
@@ -256,17 +256,17 @@ class Bench:
         if case.waiting:
             self.engine.waiting, self.engine.met_at = case.waiting, time.time()
         await self._until(lambda: self.engine.met_at > 0, ask=not case.waiting)
-        await self._until(lambda: all(case.is_done(before, edge.standing) for edge in self.edges), ask=False)
+        await self._until(lambda: all(case.is_done(before, edge.health) for edge in self.edges), ask=False)
         return max(edge.seen_at for edge in self.edges) - self.engine.met_at
 
-    async def _settled(self, fault: Step | None, below: float = inf) -> Standing:
+    async def _settled(self, fault: Step | None, below: float = inf) -> EndpointHealth:
         """Wait until all Envoys have the endpoint in, with a weight that stays."""
         self.engine.change(fault)
         while True:
             await self._until(lambda: self.engine.met_at > 0, ask=True)
-            before = [edge.standing for edge in self.edges]
+            before = [edge.health for edge in self.edges]
             await asyncio.sleep(0.3)
-            after = [edge.standing for edge in self.edges]
+            after = [edge.health for edge in self.edges]
             if before == after and len(set(after)) == 1 and not after[0].is_out and after[0].weight < below:
                 return after[0]
             self.engine.met_at = 0.0

@@ -32,7 +32,7 @@ from trimtab.policy.model import Retries
 from xds_server.config.bootstrap import render_bootstrap
 
 GATED = "gated"
-VARIANTS: dict[str, float | None] = {"bare": None, GATED: 100, "100 %": 100, "20 %": 20, "5 %": 5, "off": 0}
+PROTOCOLS: dict[str, float | None] = {"bare": None, GATED: 100, "100 %": 100, "20 %": 20, "5 %": 5, "off": 0}
 """The share of answers that are watched; None is an Envoy without Trimtab. The access log is on in all others."""
 
 _EVENTS = "".join(
@@ -47,7 +47,7 @@ wrk.headers["content-type"] = "application/json"
 
 
 @dataclass
-class Variant:
+class XdsProtocol:
     """One gateway under measurement."""
 
     url: str
@@ -59,7 +59,7 @@ class Variant:
     python_us: list[float] = field(default_factory=list)
 
 
-async def start(name: str, percent: float | None, upstream: str, folder: Path, stack: AsyncExitStack) -> Variant:
+async def start(name: str, percent: float | None, upstream: str, folder: Path, stack: AsyncExitStack) -> XdsProtocol:
     folder.mkdir()
     if percent is None:
         port, admin = free_port(), free_port()
@@ -69,10 +69,10 @@ async def start(name: str, percent: float | None, upstream: str, folder: Path, s
         envoy = EnvoyProcess(bootstrap, f"127.0.0.1:{admin}", folder)
         stack.push_async_callback(envoy.stop)
         await envoy.start()
-        return Variant(f"http://127.0.0.1:{port}", psutil.Process(envoy.pid), None)
+        return XdsProtocol(f"http://127.0.0.1:{port}", psutil.Process(envoy.pid), None)
     policy = {
         **on_free_ports(),
-        # Out of reach, so that the share is what the variant says.
+        # Out of reach, so that the share is what the protocol says.
         "ext_proc": {"sample_percent": percent, "cpu_budget_cores": 64},
         "pools": [
             {
@@ -91,7 +91,7 @@ async def start(name: str, percent: float | None, upstream: str, folder: Path, s
     stack.push_async_callback(envoy.stop)
     await envoy.start()
     await serve.wait_serving()
-    return Variant(serve.url, psutil.Process(envoy.pid), psutil.Process(serve.pid))
+    return XdsProtocol(serve.url, psutil.Process(envoy.pid), psutil.Process(serve.pid))
 
 
 async def upstream(folder: Path, stack: AsyncExitStack) -> str:
@@ -117,11 +117,11 @@ async def upstream(folder: Path, stack: AsyncExitStack) -> str:
     return f"127.0.0.1:{port}"
 
 
-async def load(variant: Variant, script: Path, connections: int, seconds: float) -> tuple[float, float]:
+async def load(protocol: XdsProtocol, script: Path, connections: int, seconds: float) -> tuple[float, float]:
     """Requests a second, and the median latency in ms."""
     wrk = await asyncio.create_subprocess_exec(
         *("wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency", "-s", str(script)),
-        f"{variant.url}/v1/chat/completions",
+        f"{protocol.url}/v1/chat/completions",
         stdout=asyncio.subprocess.PIPE,
     )
     text = (await wrk.communicate())[0].decode()
@@ -138,16 +138,16 @@ def cpu(process: psutil.Process | None) -> float:
     return 0.0 if process is None else sum(process.cpu_times()[:2])
 
 
-async def measure(variant: Variant, script: Path, seconds: float) -> None:
-    _, latency_ms = await load(variant, script, 1, seconds)
-    variant.latency_ms.append(latency_ms)
-    envoy, python = cpu(variant.envoy), cpu(variant.python)
-    per_s, _ = await load(variant, script, 16, seconds)
+async def measure(protocol: XdsProtocol, script: Path, seconds: float) -> None:
+    _, latency_ms = await load(protocol, script, 1, seconds)
+    protocol.latency_ms.append(latency_ms)
+    envoy, python = cpu(protocol.envoy), cpu(protocol.python)
+    per_s, _ = await load(protocol, script, 16, seconds)
     await asyncio.sleep(0.3)  # what is still observed belongs to these requests
     requests = per_s * seconds
-    variant.per_s.append(per_s)
-    variant.envoy_us.append(1e6 * (cpu(variant.envoy) - envoy) / requests)
-    variant.python_us.append(1e6 * (cpu(variant.python) - python) / requests)
+    protocol.per_s.append(per_s)
+    protocol.envoy_us.append(1e6 * (cpu(protocol.envoy) - envoy) / requests)
+    protocol.python_us.append(1e6 * (cpu(protocol.python) - python) / requests)
 
 
 async def run(rounds: int, seconds: float) -> dict[str, Any]:
@@ -158,23 +158,23 @@ async def run(rounds: int, seconds: float) -> dict[str, Any]:
         script.write_text(_WRK_SCRIPT)
         (folder / "upstream").mkdir()
         address = await upstream(folder / "upstream", stack)
-        variants = {
+        protocols = {
             name: await start(name, percent, address, folder / f"v{number}", stack)
-            for number, (name, percent) in enumerate(VARIANTS.items())
+            for number, (name, percent) in enumerate(PROTOCOLS.items())
         }
         ratios: dict[str, list[float]] = defaultdict(list)
         for _ in track(range(rounds), "observation", console=Console(stderr=True)):
-            for name, variant in variants.items():
-                await measure(variant, script, seconds)
-                ratios[name].append(variant.per_s[-1] / variants["bare"].per_s[-1])
-        bare = median(variants["bare"].latency_ms)
-        for name, variant in variants.items():
+            for name, protocol in protocols.items():
+                await measure(protocol, script, seconds)
+                ratios[name].append(protocol.per_s[-1] / protocols["bare"].per_s[-1])
+        bare = median(protocols["bare"].latency_ms)
+        for name, protocol in protocols.items():
             figures[name] = {
-                "added_p50_ms": median(variant.latency_ms) - bare,
-                "p50_ratio": median(variant.latency_ms) / bare,
+                "added_p50_ms": median(protocol.latency_ms) - bare,
+                "p50_ratio": median(protocol.latency_ms) / bare,
                 "requests_per_s_ratio": median(ratios[name]),
-                "envoy_cpu_ratio": median(variant.envoy_us) / median(variants["bare"].envoy_us),
-                "python_us_per_attempt": median(variant.python_us),
+                "envoy_cpu_ratio": median(protocol.envoy_us) / median(protocols["bare"].envoy_us),
+                "python_us_per_attempt": median(protocol.python_us),
             }
     return figures
 

@@ -1,6 +1,6 @@
-"""Makes docs/laws.md: every law on every scenario, and whether what was promised is there.
+"""Makes docs/strategies.md: every strategy on every scenario, and whether what was promised is there.
 
-python -m tests.bench.laws > docs/laws.md
+python -m tests.bench.strategies > docs/strategies.md
 """
 
 import shlex
@@ -18,16 +18,16 @@ from trimtab.cli.replay import Wanted, make_replays
 from trimtab.cli.replay_show import markdown
 
 _INTRODUCTION = """\
-# Every law on the same work
+# Every strategy on the same work
 
-Made by `python -m tests.bench.laws > docs/laws.md`; [replay.md](replay.md) says what is simulated and how far that can
-be trusted. All is virtual time, so the figures are the same on every machine.
+Made by `python -m tests.bench.strategies > docs/strategies.md`; [replay.md](replay.md) says what is simulated and how
+far that can be trusted. All is virtual time, so the figures are the same on every machine.
 
 `round_robin` to `prequal` are balancers without a control loop: the first four are Envoy's own (`capacity` is its least
 request with the weights that an operator would write down), the others look at every request by themselves, after their
-public descriptions, and no stock Envoy has them. The rest are Trimtab's laws with their default numbers, weights every
-100 ms, pushed 20 ms later, under Envoy's least request. TTFT is over all requests, and each is followed to its end
-however long that takes. `predicted_ttft, power` is the same law with `form: power`, from a policy.
+public descriptions, and no stock Envoy has them. The rest are Trimtab's strategies with their default numbers, weights
+every 100 ms, pushed 20 ms later, under Envoy's least request. TTFT is over all requests, and each is followed to its
+end however long that takes. `predicted_ttft, power` is the same strategy with `form: power`, from a policy.
 """
 
 _CAVEAT = """\
@@ -48,10 +48,10 @@ takes 35 ms for a lone prompt, and shows half of what 24 clients send after 53 m
 _ABLATION = f"""
 ## What each part of `predicted_ttft` is worth
 
-`python -m tests.bench.ablation`: the law with one part taken out or put otherwise, by the whole law; means over
-{ablation.SEEDS} seeds. Above 1 the part is worth having; what is near 1 may be chance. In the last two columns (Azure
-conversation, and fleet8 at 25 requests a second) one of the four A100s is slow for a minute, and healed: only there is
-anything that change detection and tries are for.
+`python -m tests.bench.ablation`: the strategy with one part taken out or put otherwise, by the whole strategy; means
+over {ablation.SEEDS} seeds. Above 1 the part is worth having; what is near 1 may be chance. In the last two columns
+(Azure conversation, and fleet8 at 25 requests a second) one of the four A100s is slow for a minute, and healed: only
+there is anything that change detection and tries are for.
 """
 
 _POWER = "predicted_ttft, power"
@@ -60,7 +60,7 @@ version: 1
 pools:
 - name: power
   endpoints: [{address: "127.0.0.1:1"}]
-  scoring: {law: predicted_ttft, form: power}
+  scoring: {strategy: predicted_ttft, form: power}
 """
 
 
@@ -84,15 +84,26 @@ class Case(NamedTuple):
             "--max-prompt": self.max_prompt,
         }
         given = [part for option, value in options.items() if value is not None for part in (option, str(value))]
-        words = ["trimtab", "replay", "--fleet", self.fleet, *given, "--laws", "all", "--seeds", "3", "--markdown"]
+        words = [
+            "trimtab",
+            "replay",
+            "--fleet",
+            self.fleet,
+            *given,
+            "--strategies",
+            "all",
+            "--seeds",
+            "3",
+            "--markdown",
+        ]
         return shlex.join(words)
 
     def replay(self) -> dict[str, Any]:
-        """The report of all laws, three seeds each."""
+        """The report of all strategies, three seeds each."""
         sys.stderr.write(f"{self.command()}\n")
         wanted = Wanted(
             fleet=self.fleet,
-            laws="all",
+            strategies="all",
             trace=self.trace,
             speed=self.speed,
             max_prompt=self.max_prompt,
@@ -103,19 +114,19 @@ class Case(NamedTuple):
         with tempfile.TemporaryDirectory() as folder:
             policy = Path(folder) / "power.yaml"
             policy.write_text(_POWER_POLICY)
-            power = make_replays(replace(wanted, laws="predicted_ttft", policy=policy), Console(stderr=True))[0]
-        laws: dict[str, Any] = {}
-        for name, law in report["laws"].items():
-            laws[name] = law
+            power = make_replays(replace(wanted, strategies="predicted_ttft", policy=policy), Console(stderr=True))[0]
+        strategies: dict[str, Any] = {}
+        for name, strategy in report["strategies"].items():
+            strategies[name] = strategy
             if name == "predicted_ttft":
-                laws[_POWER] = power["laws"][name]
-        return {**report, "laws": laws}
+                strategies[_POWER] = power["strategies"][name]
+        return {**report, "strategies": strategies}
 
 
 CASES = (
     Case("Unlike machines near their limit", "Prompts of 16 to 16,000 tokens, arrivals in bursts.", "fleet8"),
     Case("Like machines near their limit", "The same work, eight machines of one kind.", "homog8"),
-    Case("Unlike machines at low load", "What a law must not spoil.", "fleet8", rate_per_s=15),
+    Case("Unlike machines at low load", "What a strategy must not spoil.", "fleet8", rate_per_s=15),
     Case("Azure code", "Ten minutes of code completion: hard bursts.", "fleet8", "azure23_code", 2),
     Case("Azure conversation", "Six minutes of chat.", "fleet8", "azure23_conv", 3.5),
     Case(
@@ -150,8 +161,8 @@ _BALANCERS = {"round_robin", "random", "least_request", "capacity", "p2c", "peak
 _Reports = Mapping[str, Mapping[str, Any]]
 
 
-def _figure(report: Mapping[str, Any], law: str, key: str) -> float:
-    figures = report["laws"][law]
+def _figure(report: Mapping[str, Any], strategy: str, key: str) -> float:
+    figures = report["strategies"][strategy]
     return float(figures["output_tokens_per_s"] if key == "tokens/s" else figures["ttft_ms"][key])
 
 
@@ -164,8 +175,10 @@ def _promises(reports: _Reports) -> list[tuple[str, float, str, float]]:
 
     def best_of_the_others(name: str) -> float:
         report = reports[name]
-        others = [law for law in report["laws"] if law not in _BALANCERS | {"predicted_ttft", _POWER}]
-        best = min(_figure(report, law, "p99") for law in others)
+        others = [
+            strategy for strategy in report["strategies"] if strategy not in _BALANCERS | {"predicted_ttft", _POWER}
+        ]
+        best = min(_figure(report, strategy, "p99") for strategy in others)
         return _figure(report, "predicted_ttft", "p99") / best
 
     unlike, like, low, code, _, mooncake, a8, b18, d6 = (case.name for case in CASES)
@@ -174,8 +187,8 @@ def _promises(reports: _Reports) -> list[tuple[str, float, str, float]]:
         (f"{unlike}: P99 / `least_request`", ratio(unlike, "p99", "least_request"), "≤", 1 / 20),
         (f"{like}: P99 / `least_request`", ratio(like, "p99", "least_request"), "≤", 0.75),
         (f"{low}: P50 / `round_robin`", ratio(low, "p50", "round_robin"), "≤", 1.05),
-        (f"{code}: P99 / the best other law", best_of_the_others(code), "≤", 1.05),
-        (f"{mooncake}: P99 / the best other law", best_of_the_others(mooncake), "≤", 1.05),
+        (f"{code}: P99 / the best other strategy", best_of_the_others(code), "≤", 1.05),
+        (f"{mooncake}: P99 / the best other strategy", best_of_the_others(mooncake), "≤", 1.05),
         ("Row A8: P99 / `least_request`", ratio(a8, "p99", "least_request"), "≤", 1.8 / 14.2),
         ("Row A8: tokens/s / `least_request`", ratio(a8, "tokens/s", "least_request"), "≥", 1.28),
         ("Row B18: P99 / `round_robin`", ratio(b18, "p99", "round_robin"), "≤", 960 / 2140),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from trimtab.endpoint.engine_rates import RateWindow
-from trimtab.endpoint.latency import Pace
+from trimtab.endpoint.latency import LatencyEstimators
 from trimtab.observation.kinds import (
     AttemptEnded,
     AttemptStarted,
@@ -34,35 +34,35 @@ _COUNT = 200_000
 _PER_S = 100  # of each kind, on one endpoint: all windows are full, and the burst filter has its yardstick
 
 
-def _kinds(pace: Pace, rates: RateWindow, random: Random) -> dict[str, Callable[[float], None]]:
+def _kinds(latency: LatencyEstimators, rates: RateWindow, random: Random) -> dict[str, Callable[[float], None]]:
     ttfts = [random.lognormvariate(-2, 0.8) for _ in range(4096)]
     gaps = [random.gauss(0.02, 0.002) for _ in range(4096)]
     parts = [tuple(gaps[at : at + 100]) for at in range(0, 4000, 100)]
     return {
-        "a prompt": lambda at: pace.sent(at, int(at * 7919) % 9000),
-        "a first token": lambda at: pace.spoke(at, ttfts[int(at * _PER_S) % 4096]),
-        "a reading of the counters": lambda at: _read(pace, rates, at, Signals(generated_tokens=at * 400)),
-        "a part of a stream, of 100 tokens": lambda at: pace.decoded(at, parts[int(at * _PER_S) % 40]),
+        "a prompt": lambda at: latency.sent(at, int(at * 7919) % 9000),
+        "a first token": lambda at: latency.token_seen(at, ttfts[int(at * _PER_S) % 4096]),
+        "a reading of the counters": lambda at: _read(latency, rates, at, Signals(generated_tokens=at * 400)),
+        "a part of a stream, of 100 tokens": lambda at: latency.decoded(at, parts[int(at * _PER_S) % 40]),
     }
 
 
-def _read(pace: Pace, rates: RateWindow, at: float, signals: Signals) -> None:
+def _read(latency: LatencyEstimators, rates: RateWindow, at: float, signals: Signals) -> None:
     rates.add(at, signals)
-    pace.counted(at, rates.tokens_per_s_held)
+    latency.counted(at, rates.tokens_per_s_held)
 
 
-def _full() -> tuple[Pace, RateWindow]:
-    pace, rates = Pace(_MEMORY_S), RateWindow()
-    for observe in _kinds(pace, rates, Random(2)).values():
+def _full() -> tuple[LatencyEstimators, RateWindow]:
+    latency, rates = LatencyEstimators(_MEMORY_S), RateWindow()
+    for observe in _kinds(latency, rates, Random(2)).values():
         for number in range(70 * _PER_S):
             observe(1e9 + number / _PER_S)
-    pace.decoding(1e9 + 70, 8)
-    return pace, rates
+    latency.decoding(1e9 + 70, 8)
+    return latency, rates
 
 
 def per_s(kind: str) -> float:
     """How many observations of a kind one core takes in."""
-    observe = _kinds(Pace(_MEMORY_S), RateWindow(), Random(1))[kind]
+    observe = _kinds(LatencyEstimators(_MEMORY_S), RateWindow(), Random(1))[kind]
     count = _COUNT // 100 if "100 tokens" in kind else _COUNT
     begun = time.process_time()
     for number in range(count):
@@ -72,16 +72,16 @@ def per_s(kind: str) -> float:
 
 def mixed_per_s() -> float:
     """The observations of an attempt, in turn: its prompt, its first token, one gap of its stream, and a reading."""
-    pace, rates, random = Pace(_MEMORY_S), RateWindow(), Random(1)
+    latency, rates, random = LatencyEstimators(_MEMORY_S), RateWindow(), Random(1)
     ttfts = [random.lognormvariate(-2, 0.8) for _ in range(4096)]
     gap, signals = (0.02,), Signals(generated_tokens=1e6, preemptions=3.0)
     begun = time.process_time()
     for number in range(_COUNT // 4):
         at = 1e9 + number / _PER_S
-        pace.sent(at, number % 9000)
-        pace.spoke(at, ttfts[number % 4096])
-        pace.decoded(at, gap)
-        _read(pace, rates, at, signals)
+        latency.sent(at, number % 9000)
+        latency.token_seen(at, ttfts[number % 4096])
+        latency.decoded(at, gap)
+        _read(latency, rates, at, signals)
     return _COUNT / (time.process_time() - begun)
 
 
@@ -115,7 +115,7 @@ class _Engine:
             )
 
     def answers(self, second: float, count: int) -> Iterator[Observation]:
-        """Answers in one piece that are asked for in a second."""
+        """unary answers that are asked for in a second."""
         for number in range(count):
             at, took_s, request = second + number / count, self._random.uniform(0.5, 4), f"r{self._number}"
             self._number += 1
@@ -133,7 +133,7 @@ class _Engine:
 def _busy(policy: Pool) -> PoolController:
     """A pool of which everything is known that windows can hold, and no attempt any more.
 
-    Ten minutes of answers in one piece; a minute of streams that fills each third of the quantiles, with a page with
+    Ten minutes of unary answers; a minute of streams that fills each third of the quantiles, with a page with
     two histograms a second and load reports, and a rush that gives the burst filter its yardstick; then quiet, until
     the attempts are forgotten.
     """
@@ -158,7 +158,7 @@ def _busy(policy: Pool) -> PoolController:
 
 
 def memory_bytes(endpoints: int) -> float:
-    """Memory of all that is kept of an endpoint when all windows are full: its profile, law and shaping."""
+    """Memory of all that is kept of an endpoint when all windows are full: its profile, strategy and weighting."""
     addresses = [f"10.0.{number // 250}.{number % 250}:8000" for number in range(endpoints)]
     policy = Pool.model_validate(
         {"name": "chat", "engine": "vllm", "endpoints": [{"address": address} for address in addresses]}
@@ -177,13 +177,18 @@ def memory_bytes(endpoints: int) -> float:
 
 def view_us() -> float:
     """CPU time of asking for everything when nothing that was computed before still holds, µs."""
-    pace, _ = _full()
+    latency, _ = _full()
     begun = time.process_time()
     for number in range(1000):
         now = 1e9 + 70 + number % 2  # a second later, or a second back: no value is kept over that
-        for ask in (pace.ttft_recent_s, pace.ttft_p99_s, pace.inter_token_s, pace.inter_token_p99_s):
+        for ask in (latency.ttft_recent_s, latency.ttft_p99_s, latency.inter_token_s, latency.inter_token_p99_s):
             ask(now)
-        for ask in (pace.tokens_per_s, pace.tokens_per_s_best, pace.prompt_bytes_mean, pace.prompt_bytes_std):
+        for ask in (
+            latency.tokens_per_s,
+            latency.tokens_per_s_best,
+            latency.prompt_bytes_mean,
+            latency.prompt_bytes_std,
+        ):
             ask(now)
     return (time.process_time() - begun) * 1000
 
@@ -192,7 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.windows", description=__doc__)
     parser.add_argument("--endpoints", type=int, default=20, help="whose memory is measured")
     arguments, _ = parser.parse_known_args()
-    for kind in _kinds(Pace(_MEMORY_S), RateWindow(), Random(1)):
+    for kind in _kinds(LatencyEstimators(_MEMORY_S), RateWindow(), Random(1)):
         print(f"{kind:35} {per_s(kind):10,.0f} a second on one core")
     print(f"{'all of an attempt, in turn':35} {mixed_per_s():10,.0f} a second on one core")
     print(f"{'asking for all of it':35} {view_us():10.1f} µs")

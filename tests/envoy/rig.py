@@ -1,4 +1,4 @@
-"""Envoy with the pushed resources, our observers, and scriptable engines: everything but the scorer."""
+"""Envoy with the pushed resources, our ext_proc workers, and scriptable engines: everything but the scorer."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,8 @@ from xds_server.config.bootstrap import render_bootstrap
 T = TypeVar("T")
 
 
-class ObserverProcess:
-    """The observers in a process of their own."""
+class WorkerProcess:
+    """The ext_proc workers in a process of their own."""
 
     def __init__(self, policy: Policy, directory: Path, number: int) -> None:
         self._policy = policy
@@ -50,7 +50,7 @@ class ObserverProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "tests.envoy.observer",
+            "tests.envoy.worker",
             self._policy.model_dump_json(),
             str(self._file),
             stdout=asyncio.subprocess.PIPE,
@@ -72,7 +72,7 @@ class ObserverProcess:
             with contextlib.suppress(EOFError, pickle.UnpicklingError):
                 while True:
                     self._seen.append(pickle.load(file))
-                    self._read_to = file.tell()
+                    self._read_to = file.notify()
         return self._seen
 
 
@@ -88,7 +88,7 @@ class Rig:
     access_log: AccessLogService
     client: aiohttp.ClientSession
     inside: list[Observation] = field(default_factory=list)
-    workers: list[ObserverProcess] = field(default_factory=list)
+    workers: list[WorkerProcess] = field(default_factory=list)
 
     @property
     def observations(self) -> list[Observation]:
@@ -154,13 +154,13 @@ async def running(
     scripts: Sequence[Script],
     *,
     pools: Callable[[list[FakeEngine]], list[dict[str, Any]]] | None = None,
-    observers_apart: bool = False,
+    workers_apart: bool = False,
     concurrency: int = 1,
     **policy: Any,
 ) -> AsyncIterator[Rig]:
     """A rig with one engine for each script, by default in one pool, `p`.
 
-    `policy` has more keys of the policy. With `observers_apart` the observers run in processes of their own,
+    `policy` has more keys of the policy. With `workers_apart` the ext_proc workers run in processes of their own,
     one for each of `ext_proc.workers`.
     """
     async with AsyncExitStack() as stack:
@@ -187,8 +187,7 @@ async def running(
             RetryAdvice(rules.pools),
         )
         workers = [
-            ObserverProcess(rules, directory, number)
-            for number in range(rules.ext_proc.workers if observers_apart else 0)
+            WorkerProcess(rules, directory, number) for number in range(rules.ext_proc.workers if workers_apart else 0)
         ]
         for worker in workers:
             await worker.start()

@@ -16,7 +16,7 @@ from tests.envoy.rig import Answer, Rig, running
 from tests.harness import DONE, Body, Chunks, FakeEngine, Hang, Step, error, event, tokens, until
 from trimtab.datapath import REASON_HEADER, RETRY_HEADER
 from trimtab.observation.kinds import AttemptEnded, FirstToken, Rejected, Verdict
-from trimtab.v1 import feedback_pb2 as pb
+from trimtab.v1 import observation_stream_pb2 as pb
 from xds_server.ads.snapshot import TypeUrl
 from xds_server.config import RUNTIME_NAME, runtime_resource
 from xds_server.config.local_replies import ANTHROPIC_PATH

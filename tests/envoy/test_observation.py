@@ -1,4 +1,4 @@
-"""What our observers, in a process of their own, learn from the real Envoy, against what the engines know."""
+"""What our ext_proc workers, in a process of their own, learn from the real Envoy, against what the engines know."""
 
 import asyncio
 import contextlib
@@ -109,7 +109,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     async with running(
         tmp_path_factory.mktemp("observation"),
         [script] * 3,
-        observers_apart=True,
+        workers_apart=True,
         ext_proc={"full_stream_percent": 100, "reject_timeout_ms": 1000},
     ) as started:
         yield started

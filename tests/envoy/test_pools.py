@@ -285,8 +285,8 @@ async def test_an_endpoint_that_all_depends_on_is_back_as_soon_as_it_can_be_reac
     await back.start(port)
     try:
         assert [served_by(await rig.chat(model=llama)) for _ in range(20)].count("back") >= 18
-        all_out = {address: 5_000, spare: 5_000, other: 1}
-        await pushed(all_out, *all_out)
+        panic = {address: 5_000, spare: 5_000, other: 1}
+        await pushed(panic, *panic)
         served = {served_by(await rig.chat(model=llama)) for _ in range(20)}
         assert served == {"back", "llama"}
         assert await is_passed_over(), "nothing was shown"
@@ -357,7 +357,12 @@ async def test_a_pool_has_time_outs_of_its_own_and_streams_keep_theirs(rig: Rig)
 
 async def test_a_pool_is_drilled_without_its_engines_and_the_other_pool(rig: Rig) -> None:
     drilled = json.loads(rig.policy.model_dump_json())
-    drilled["pools"][1]["drills"] = {"abort_percent": 100, "abort_status": 529, "delay_percent": 100, "delay_ms": 300}
+    drilled["pools"][1]["fault_injection"] = {
+        "abort_percent": 100,
+        "abort_status": 529,
+        "delay_percent": 100,
+        "delay_ms": 300,
+    }
     before, after = resources(rig.policy), resources(Policy.model_validate(drilled))
     assert {url for url in before if before[url] != after[url]} == {TypeUrl.RDS}
     calls = len(rig.engines[1].calls)

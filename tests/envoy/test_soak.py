@@ -54,7 +54,7 @@ async def test_envoy_outlives_every_body(count: int, concurrency: int, tmp_path:
         pools=lambda engines: [
             {"name": "p", "endpoints": [{"address": e.address} for e in engines], "gate": {"enabled": True}}
         ],
-        observers_apart=True,
+        workers_apart=True,
         concurrency=concurrency,
         ext_proc={"reject_timeout_ms": 2000},
     ) as rig:

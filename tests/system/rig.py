@@ -26,18 +26,18 @@ class SeeingPlane(ControlPlane):
 @asynccontextmanager
 async def observed(folder: Path, policy: Mapping[str, Any]) -> AsyncIterator[tuple[SeeingPlane, Trimtab, EnvoyProcess]]:
     """The control plane here, `trimtab ext-proc` and Envoy as processes of their own, ready to serve."""
-    observer = Trimtab(folder, "ext-proc", policy)
-    policy_file = PolicyFile(observer.policy_file)
+    worker = Trimtab(folder, "ext-proc", policy)
+    policy_file = PolicyFile(worker.policy_file)
     loaded = policy_file.load()
     plane = SeeingPlane(policy_file, loaded)
     plane.seen = []
     envoy = EnvoyProcess(render_bootstrap(loaded), loaded.services.envoy_admin, folder)
-    async with plane, running(observer):
+    async with plane, running(worker):
         # Envoy loses the records of the time before.
-        await until(lambda: "observing on" in observer.log(), 20, "the observer to listen")
+        await until(lambda: "observing on" in worker.log(), 20, "the ext_proc worker to listen")
         await envoy.start()
         try:
-            await observer.wait_serving()
-            yield plane, observer, envoy
+            await worker.wait_serving()
+            yield plane, worker, envoy
         finally:
             await envoy.stop()

@@ -20,8 +20,8 @@ async def test_streams_that_stop_and_streams_that_end_too_soon(tmp_path: Path) -
     async with running(engines):
         policy = policy_for(
             engines,
-            signs={"stalled_after_s": 2.5},
-            shaping={"breaker_open_s": 20},
+            failure_signals={"stalled_after_s": 2.5},
+            weighting={"breaker_open_s": 20},
         )
         policy["ext_proc"] |= {"full_stream_percent": 100}
         trimtab = Trimtab(tmp_path, "up", policy)
@@ -34,8 +34,8 @@ async def test_streams_that_stop_and_streams_that_end_too_soon(tmp_path: Path) -
             open_ones = [attempt for attempt in await engines.attempts(0) if attempt["ended_at"] is None]
             return bool(open_ones) and all(attempt["tokens"] for attempt in open_ones)
 
-        async def signs(sign: str) -> float:
-            return await trimtab.metric("trimtab_signs_total", endpoint=address, sign=sign)
+        async def failure_signals(failure_signal: str) -> float:
+            return await trimtab.metric("trimtab_failure_signals_total", endpoint=address, signal=failure_signal)
 
         async with running(trimtab):
             await trimtab.wait_serving()
@@ -45,15 +45,15 @@ async def test_streams_that_stop_and_streams_that_end_too_soon(tmp_path: Path) -
                 burst = [Request(0.01 * number, 100, 400) for number in range(10)]
                 streams = tasks.create_task(replay(trimtab.url, burst, model="sim", seed=2, cut_after_last_s=30))
                 await until(is_streaming, 5)
-                await asyncio.sleep(1)  # until the observers have it
+                await asyncio.sleep(1)  # until the ext_proc workers have it
                 await engines.fault(0, "mute")
                 await until(lambda: is_in("open"), 15)
                 reason = (await trimtab.endpoints())[address]["reason"]
                 await engines.fault(0, "none")
-                await until(lambda: is_in("ramping", "up"), 10)
+                await until(lambda: is_in("slow-start", "up"), 10)
                 assert not streams.done(), "tokens brought it back, not the end of a stream"
             assert reason.startswith("open: nothing more of its streams for ")
-            assert await signs("stalled") >= 1
+            assert await failure_signals("stalled") >= 1
             assert failures([*usual, *streams.result()]) == []
 
             await until(lambda: is_in("up"), 10)
@@ -64,5 +64,5 @@ async def test_streams_that_stop_and_streams_that_end_too_soon(tmp_path: Path) -
             assert row["reason"].startswith("open: a stream ended before its answer did")
             cut = [result for result in short if not result.succeeded]
             assert {(result.outcome, result.engine) for result in cut} == {(Outcome.CUT, engines.names[0])}
-            assert await signs("cut-short") == len(cut)
+            assert await failure_signals("truncated") == len(cut)
             assert len(cut) < 15, "of some 30 that it would have got"

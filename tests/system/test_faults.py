@@ -22,12 +22,16 @@ async def engines(tmp_path: Path) -> AsyncIterator[Engines]:
         yield engines
 
 
-@pytest.mark.parametrize("law", ["predicted_ttft", pytest.param("health", marks=pytest.mark.soak)])
-async def test_a_slow_endpoint_loses_work_and_gets_it_back(tmp_path: Path, engines: Engines, law: str) -> None:
+@pytest.mark.parametrize("strategy", ["predicted_ttft", pytest.param("health", marks=pytest.mark.soak)])
+async def test_a_slow_endpoint_loses_work_and_gets_it_back(tmp_path: Path, engines: Engines, strategy: str) -> None:
     """10 times slower: half the share within 5 s. Healed: back within the ramp's time (100/50 s) plus 3 s."""
-    ramp_points_per_s = 50
+    slow_start_points_per_s = 50
     trimtab = Trimtab(
-        tmp_path, "up", policy_for(engines, scoring={"law": law}, shaping={"ramp_points_per_s": ramp_points_per_s})
+        tmp_path,
+        "up",
+        policy_for(
+            engines, scoring={"strategy": strategy}, weighting={"slow_start_points_per_s": slow_start_points_per_s}
+        ),
     )
     slow_at, healed_at, end = 2.0, 9.5, 17.0
     async with running(trimtab):
@@ -43,7 +47,9 @@ async def test_a_slow_endpoint_loses_work_and_gets_it_back(tmp_path: Path, engin
     before = share(results, name, 0, slow_at)
     assert before == pytest.approx(1 / 3, abs=0.12)
     assert share(results, name, slow_at + 5, healed_at) <= before / 2
-    assert share(results, name, healed_at + 100 / ramp_points_per_s + 3, end) >= 0.6 * before  # of some 60 requests
+    assert (
+        share(results, name, healed_at + 100 / slow_start_points_per_s + 3, end) >= 0.6 * before
+    )  # of some 60 requests
     assert failures(results) == []
 
 
@@ -88,7 +94,7 @@ async def test_an_engine_that_hangs_with_its_health_green_gets_no_traffic(tmp_pa
             await asyncio.sleep(healed_at - hung_at)
             out = (await trimtab.endpoints())[engines.addresses[0]]
             await engines.fault(0, "none")
-        silent = await trimtab.metric("trimtab_signs_total", sign="silent")
+        silent = await trimtab.metric("trimtab_failure_signals_total", failure_signal="silent")
         sent = [attempt["arrived_at"] for attempt in await engines.attempts(0)]
     assert (out["state"], out["takes_work"]) == ("open", False)
     assert "no token for" in out["reason"]
@@ -101,7 +107,7 @@ async def test_an_engine_that_hangs_with_its_health_green_gets_no_traffic(tmp_pa
 
 
 async def test_a_callers_quota_costs_an_endpoint_nothing(tmp_path: Path, engines: Engines) -> None:
-    trimtab = Trimtab(tmp_path, "up", policy_for(engines, scoring={"law": "health"}))
+    trimtab = Trimtab(tmp_path, "up", policy_for(engines, scoring={"strategy": "health"}))
     async with running(trimtab):
         await trimtab.wait_serving()
         await replay(trimtab.url, steady(RATE, 1.5), model="sim", seed=3)
@@ -114,7 +120,7 @@ async def test_a_callers_quota_costs_an_endpoint_nothing(tmp_path: Path, engines
     assert after[engines.addresses[0]] >= 0.9 * before[engines.addresses[0]]
 
 
-@pytest.mark.soak  # shaping's own tests have it in virtual time
+@pytest.mark.soak  # weighting's own tests have it in virtual time
 async def test_engines_that_were_all_full_come_back_together(tmp_path: Path, engines: Engines) -> None:
     """The first whose cool-down ends must not get all the work: it would be full again, and so on in turn."""
     trimtab = Trimtab(tmp_path, "up", policy_for(engines))

@@ -1,4 +1,6 @@
-"""What clients see of engines that hang or refuse, and of an observer that stops, at 20 req/s through three engines."""
+"""What clients see of engines that hang or refuse, and of an ext_proc worker that stops, at 20 req/s through three
+engines.
+"""
 
 import signal
 from collections.abc import AsyncIterator
@@ -86,22 +88,22 @@ async def test_retries_save_what_one_engine_refuses_and_are_not_wasted_when_all_
 
 async def test_an_observer_that_stops_costs_a_moment_and_no_request(tmp_path: Path, engines: Engines) -> None:
     policy: dict[str, Any] = policy_for(engines, gate=GATE | {"first_token_deadline_ms": 10_000})
-    async with observed(tmp_path, policy) as (_, observer, envoy):
-        usual = await load(observer, 1, seed=1)
+    async with observed(tmp_path, policy) as (_, worker, envoy):
+        usual = await load(worker, 1, seed=1)
 
         async def is_used() -> int:
             return (await envoy.stats(r"^cluster\.trimtab_ext_proc\.membership_healthy$")).popitem()[1]
 
-        observer.send(signal.SIGSTOP)
+        worker.send(signal.SIGSTOP)
         try:
-            noticing = await load(observer, 5, seed=2)
+            noticing = await load(worker, 5, seed=2)
             assert not await is_used()
-            stopped = await load(observer, 1, seed=3)
+            stopped = await load(worker, 1, seed=3)
         finally:
-            observer.send(signal.SIGCONT)
+            worker.send(signal.SIGCONT)
         await until(is_used)
-        observer.send(signal.SIGKILL)
-        killed = await load(observer, 2, seed=4)
+        worker.send(signal.SIGKILL)
+        killed = await load(worker, 2, seed=4)
     for results in (usual, noticing, stopped, killed):
         assert failures(results) == []
     assert worst_ttft_s(noticing) < worst_ttft_s(usual) + 1.5

@@ -30,7 +30,7 @@ class Stack:
 
     engines: Engines
     plane: SeeingPlane
-    observer: Trimtab
+    worker: Trimtab
     envoy: EnvoyProcess
     past: list[list[EndpointView]] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ class Stack:
     async def send(self, output_tokens: int) -> asyncio.Task[list[Result]]:
         """Streams that have started when this returns."""
         burst = [Request(0.01 * number, 50, output_tokens) for number in range(STREAMS)]
-        task = asyncio.create_task(replay(self.observer.url, burst, model="sim", seed=1, cut_after_last_s=30))
+        task = asyncio.create_task(replay(self.worker.url, burst, model="sim", seed=1, cut_after_last_s=30))
         await until(lambda: self.in_flight == self.reported == STREAMS, 5, "all streams in flight")
         return task
 
@@ -74,8 +74,8 @@ class Stack:
 @asynccontextmanager
 async def stack(folder: Path) -> AsyncIterator[Stack]:
     engines = Engines(folder, ["a100", "a100"])
-    async with running(engines), observed(folder, policy_for(engines)) as (plane, observer, envoy):
-        parts = Stack(engines, plane, observer, envoy)
+    async with running(engines), observed(folder, policy_for(engines)) as (plane, worker, envoy):
+        parts = Stack(engines, plane, worker, envoy)
         watching = asyncio.create_task(parts.watch())
         try:
             yield parts
@@ -92,8 +92,8 @@ async def test_streams_keep_their_leases_when_reports_stop_and_when_the_cluster_
         await until(lambda: parts.reported is None, 5, "reports missed")
         lrs._closed.clear()
         await until(lambda: parts.reported == STREAMS, 15, "reports again")
-        parts.observer.policy["ext_proc"] |= {"reject_timeout_ms": 120}  # is in the cluster
-        parts.observer.write_policy()
+        parts.worker.policy["ext_proc"] |= {"reject_timeout_ms": 120}  # is in the cluster
+        parts.worker.write_policy()
         await until(lambda: parts.reported == 0, 5, "the new cluster")
         await asyncio.sleep(2)
         assert {sum(view.in_flight for view in views) for views in parts.past[begun:]} == {STREAMS}
@@ -114,22 +114,22 @@ async def test_what_a_stopped_observer_left_goes_without_new_traffic(tmp_path: P
     """It is stopped, the streams end unseen, it is killed: nobody will ever tell of those ends."""
     async with stack(tmp_path) as parts:
         load = await parts.send(150)
-        parts.observer.send(signal.SIGSTOP)
+        parts.worker.send(signal.SIGSTOP)
         assert failures(await load) == []
-        parts.observer.send(signal.SIGKILL)
-        await parts.observer.ended()
+        parts.worker.send(signal.SIGKILL)
+        await parts.worker.ended()
         await until(lambda: parts.in_flight == 0, 5, "leases given back")
 
 
 async def test_streams_whose_token_nobody_saw_do_not_look_silent(tmp_path: Path) -> None:
-    """The observer is killed while streams wait for their first token, and is back soon; they run on for long."""
+    """The ext_proc worker is killed while streams wait for their first token, and is back soon."""
     async with stack(tmp_path) as parts:
         for number in range(2):
             await parts.engines.fault(number, "ping_first", seconds=3)
         load = await parts.send(800)
-        parts.observer.send(signal.SIGKILL)
-        await parts.observer.ended()
-        await parts.observer.start()
+        parts.worker.send(signal.SIGKILL)
+        await parts.worker.ended()
+        await parts.worker.start()
         await asyncio.sleep(4)
         assert parts.in_flight == STREAMS
         assert parts.ever(lambda view: view.oldest_wait_s) < 3
@@ -145,20 +145,20 @@ async def one_process(folder: Path, engines: Engines) -> AsyncIterator[Trimtab]:
 
 
 @asynccontextmanager
-async def observer_apart(folder: Path, engines: Engines) -> AsyncIterator[Trimtab]:
-    async with observed(folder, policy_for(engines)) as (_, observer, _):
-        yield observer
+async def worker_apart(folder: Path, engines: Engines) -> AsyncIterator[Trimtab]:
+    async with observed(folder, policy_for(engines)) as (_, worker, _):
+        yield worker
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("started", [one_process, observer_apart])
+@pytest.mark.parametrize("started", [one_process, worker_apart])
 async def test_tokens_that_waited_for_a_stopped_observer_are_not_taken_for_slow(
     tmp_path: Path, started: Callable[[Path, Engines], AbstractAsyncContextManager[Trimtab]]
 ) -> None:
     engines = Engines(tmp_path, ["a100", "a100"])
     slowest = 0.0
-    async with running(engines), started(tmp_path, engines) as observer:
-        load = asyncio.create_task(replay(observer.url, steady(20, 30, output_tokens=60), model="sim", seed=1))
+    async with running(engines), started(tmp_path, engines) as worker:
+        load = asyncio.create_task(replay(worker.url, steady(20, 30, output_tokens=60), model="sim", seed=1))
 
         async def until_samples(least: int) -> None:
             """Wait until each endpoint has so many first tokens, and keep the slowest that is shown meanwhile."""
@@ -166,15 +166,15 @@ async def test_tokens_that_waited_for_a_stopped_observer_are_not_taken_for_slow(
             samples = 0
             while samples < least:
                 assert not load.done(), f"{samples} first tokens"
-                rows = (await observer.endpoints()).values()
+                rows = (await worker.endpoints()).values()
                 slowest = max([slowest, *(max(row["ttft_s"] or 0, row["oldest_wait_s"]) for row in rows)])
                 samples = min(row["ttft_samples"] for row in rows)
                 await asyncio.sleep(0.02)
 
         await until_samples(5)
-        observer.send(signal.SIGSTOP)
+        worker.send(signal.SIGSTOP)
         await asyncio.sleep(_STOPPED_S)
-        observer.send(signal.SIGCONT)
+        worker.send(signal.SIGCONT)
         await until_samples(15)
         load.cancel()
     assert slowest < _STOPPED_S / 2

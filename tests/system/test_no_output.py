@@ -206,7 +206,7 @@ async def test_a_caller_of_bad_requests_puts_nobody_out(tmp_path: Path) -> None:
                     for name in pools:
                         states.update(row["state"] for row in (await trimtab.endpoints(name)).values())
                 await asyncio.sleep(0.02)
-        assert states.keys() <= {"up", "ramping"}, states
+        assert states.keys() <= {"up", "slow-start"}, states
         assert all(good)
         for started, gate in pools.values():
             bad = sum(

@@ -23,7 +23,7 @@ async def test_traffic_goes_on_when_the_python_process_is_killed(tmp_path: Path)
     """No client sees an error; after the restart the weights go on from where they were."""
     engines = Engines(tmp_path, ["a100", "rtx4090", "a100"])
     async with running(engines):
-        policy = policy_for(engines, capacities=[10, 4, 10], scoring={"law": "health"})
+        policy = policy_for(engines, capacities=[10, 4, 10], scoring={"strategy": "health"})
         state_file = tmp_path / "state.json"
         policy["state_file"] = str(state_file)
         serve = Trimtab(tmp_path, "serve", policy)
@@ -110,20 +110,20 @@ async def test_a_stopped_observer_delays_no_stream(tmp_path: Path) -> None:
     """`trimtab ext-proc` is stopped for 5 s: answered streams do not notice, errors wait the time-out at most."""
     stop_at, resume_at, end = 2.0, 7.0, 8.0
     engines = Engines(tmp_path, ["a100", "a100", "a100"])
-    async with running(engines), observed(tmp_path, policy_for(engines)) as (plane, observer, _):
+    async with running(engines), observed(tmp_path, policy_for(engines)) as (plane, worker, _):
         reject_timeout_s = plane.policy.ext_proc.reject_timeout_ms / 1000
         # The number of its prompt tokens tells a request apart in the engines' own log.
         trace = [
             Request(number / 20, prompt_tokens=100 + number, output_tokens=20) for number in range(round(20 * end))
         ]
         async with asyncio.TaskGroup() as tasks:
-            load = tasks.create_task(replay(observer.url, trace, model="sim", seed=1))
+            load = tasks.create_task(replay(worker.url, trace, model="sim", seed=1))
             await asyncio.sleep(stop_at)
-            observer.send(signal.SIGSTOP)
+            worker.send(signal.SIGSTOP)
             await asyncio.sleep(1)
             await engines.fault(0, "saturate_503", for_s=resume_at - stop_at - 2)  # a 429 unread may be a quota
             await asyncio.sleep(resume_at - stop_at - 1)
-            observer.send(signal.SIGCONT)
+            worker.send(signal.SIGCONT)
         results = load.result()
         told = [attempt for number in range(3) for attempt in await engines.attempts(number)]
     assert failures(results) == []

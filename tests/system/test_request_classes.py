@@ -27,7 +27,7 @@ async def test_leases_balance_over_classes_and_when_the_classes_change(tmp_path:
         await stack.enter_async_context(running(engines))
         policy = policy_for(engines, classes=CLASSES)
         policy["listen"]["stream_idle_timeout_s"] = wait_s
-        plane, observer, envoy = await stack.enter_async_context(observed(tmp_path, policy))
+        plane, worker, envoy = await stack.enter_async_context(observed(tmp_path, policy))
 
         def views() -> list[EndpointView]:
             return [row.view for row in plane.decisions["sim"].endpoints]
@@ -39,11 +39,11 @@ async def test_leases_balance_over_classes_and_when_the_classes_change(tmp_path:
             numbers = [view.in_flight_reported for view in views()]
             return None if None in numbers else sum(filter(None, numbers))
 
-        load = asyncio.create_task(replay(observer.url, burst, model="sim", seed=1, cut_after_last_s=30))
+        load = asyncio.create_task(replay(worker.url, burst, model="sim", seed=1, cut_after_last_s=30))
         await until(lambda: in_flight() == reported() == len(burst), 5, "all streams in flight, by both counts")
         assert plane.decisions["sim"].classes == ("short", "medium", "long")
-        observer.policy["pools"][0]["classes"] = [CLASSES[0], CLASSES[2]]
-        observer.write_policy()
+        worker.policy["pools"][0]["classes"] = [CLASSES[0], CLASSES[2]]
+        worker.write_policy()
         await until(lambda: plane.decisions["sim"].classes == ("short", "long"), 5, "the other classes")
         await asyncio.sleep(wait_s / 2)
         assert await envoy.stats("cluster.sim/medium.upstream_rq_active")

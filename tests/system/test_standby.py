@@ -60,8 +60,8 @@ async def test_an_envoy_that_starts_alone_serves_as_before_and_goes_back(tmp_pat
         pool = {
             "name": "sim",
             "endpoints": [{"address": engine.address, "capacity": 1 + number} for number, engine in enumerate(three)],
-            "scoring": {"law": "health"},
-            "shaping": {"cool_down_min_s": 60, "cool_down_max_s": 60},
+            "scoring": {"strategy": "health"},
+            "weighting": {"cool_down_min_s": 60, "cool_down_max_s": 60},
             "signals": {"scrape": False},
         }
         policy = {**on_free_ports(), "state_file": str(tmp_path / "state.json"), "pools": [pool]}

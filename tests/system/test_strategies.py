@@ -1,4 +1,4 @@
-"""Every law behind real Envoy: one Envoy, one control plane, and the law is swapped by the policy file alone."""
+"""Every strategy behind real Envoy, swapped by the policy file alone under one control plane."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from tests.harness import EnvoyProcess, until
 from tests.system.load import failures, steady
 from tests.system.stack import Engines, Trimtab, policy_for, running
-from tests.unit.scoring.laws import POLICIES
+from tests.unit.scoring.strategies import POLICIES
 from trimtab.policy import load_policy
 from trimtab.sim.client import replay
 from xds_server.config.bootstrap import render_bootstrap
@@ -31,17 +31,17 @@ async def in_envoy(envoy: EnvoyProcess) -> dict[str, int]:
 
 
 async def swap(serve: Trimtab, name: str, numbers: dict[str, Any]) -> None:
-    """Write another law into the policy file, and wait until it is in force."""
+    """Write another strategy into the policy file, and wait until it is in force."""
     serve.policy["pools"][0]["scoring"] = numbers
     serve.write_policy()
 
     async def is_in_force() -> bool:
-        return bool((await serve.page("/policy"))["pools"][0]["scoring"]["law"] == name)
+        return bool((await serve.page("/policy"))["pools"][0]["scoring"]["strategy"] == name)
 
     await until(is_in_force, 15)
 
 
-async def test_each_law_moves_the_weights_of_a_running_envoy(tmp_path: Path) -> None:
+async def test_each_strategy_moves_the_weights_of_a_running_envoy(tmp_path: Path) -> None:
     """Three engines, of which the last is slow. Nothing is restarted, and no request fails."""
     engines = Engines(tmp_path, ["a100", "rtx4090", "a100"])
     async with running(engines):

@@ -85,7 +85,7 @@ async def test_a_burst_does_not_herd_to_the_better_of_two(tmp_path: Path) -> Non
     """Scores of about 98 and 70, both idle, 100 requests in one instant: neither gets more than 65 (A2)."""
     engines = Engines(tmp_path, ["a100", "a100"])
     async with running(engines):
-        policy = policy_for(engines, scoring={"law": "health"})
+        policy = policy_for(engines, scoring={"strategy": "health"})
         policy["state_file"] = str(tmp_path / "state.json")
         trimtab = Trimtab(tmp_path, "up", policy)
         history(load_policy(trimtab.policy_file), {engines.addresses[0]: 0.48, engines.addresses[1]: 1.85})
@@ -125,4 +125,4 @@ def history(policy: Policy, ttfts: dict[str, float]) -> None:
             controller.step(at + 5)
     controller.step(now)
     assert policy.state_file is not None
-    StateFile(Path(policy.state_file)).write(Kept({"sim": controller.remember(now)}))
+    StateFile(Path(policy.state_file)).write(Kept({"sim": controller.dump(now)}))

@@ -45,12 +45,12 @@ async def test_ttft_is_the_engines_own(tmp_path: Path) -> None:
     The times hold in one of three stretches: a machine that is taken away for a moment is no error of ours.
     """
     engines = Engines(tmp_path, ["a100", "a100", "rtx4090"])
-    async with running(engines), observed(tmp_path, policy_for(engines)) as (plane, observer, _):
+    async with running(engines), observed(tmp_path, policy_for(engines)) as (plane, worker, _):
 
         async def stretch(seed: int) -> tuple[float, float]:
             """Median and P99 of the error [s]."""
             begun, known_before = len(plane.seen), (await truth(engines)).keys()
-            results = await replay(observer.url, steady(50, 6), model="sim", seed=seed)
+            results = await replay(worker.url, steady(50, 6), model="sim", seed=seed)
             assert failures(results) == []
             await until(lambda: attempts_ended(plane.seen[begun:]) >= len(results), 5, "ends")
             known = {key: attempt for key, attempt in (await truth(engines)).items() if key not in known_before}
@@ -72,9 +72,9 @@ async def test_ttft_is_the_engines_own(tmp_path: Path) -> None:
 async def test_pings_and_the_role_are_no_tokens(tmp_path: Path) -> None:
     """Comments for 1.5 s, a role chunk, 0.3 s later a token: the TTFT is the token's. By its first byte: 0."""
     engines = Engines(tmp_path, ["a100"])
-    async with running(engines), observed(tmp_path, policy_for(engines)) as (plane, observer, _):
+    async with running(engines), observed(tmp_path, policy_for(engines)) as (plane, worker, _):
         await engines.fault(0, "ping_first", seconds=1.5, role_lead_s=0.3)
-        results = await replay(observer.url, steady(4, 1), model="sim", seed=1)
+        results = await replay(worker.url, steady(4, 1), model="sim", seed=1)
         await until(lambda: sum(isinstance(s, FirstToken) for s in plane.seen) == len(results), 5, "first tokens")
         known = await truth(engines)
         seen = ttfts(plane.seen)

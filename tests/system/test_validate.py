@@ -15,7 +15,7 @@ def test_both_sides_are_run_and_compared(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(validate, "CUT_AFTER_LAST_S", 8.0)
     screen = io.StringIO()
     report = validate.validate(5, 1, Console(file=screen, width=120))
-    row = report["laws"]["predicted_ttft"]
+    row = report["strategies"]["predicted_ttft"]
     for side in ("real", "virtual"):
         assert row[side]["success"] == 1.0
         assert sum(row[side]["share"].values()) == pytest.approx(31, abs=3)

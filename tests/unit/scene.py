@@ -13,7 +13,6 @@ from trimtab.observation.kinds import (
     FirstToken,
     LoadReported,
     Observation,
-    ObserverMissed,
     Outcome,
     Output,
     Rejected,
@@ -21,6 +20,7 @@ from trimtab.observation.kinds import (
     SignalsRead,
     StreamRead,
     Verdict,
+    WorkerMissed,
 )
 from trimtab.policy.model import Endpoint, Pool
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController, PoolDecision
@@ -132,10 +132,10 @@ def stream_read(
     gaps_s: Sequence[float] = (0.02, 0.05),
     verdict: Verdict | None = None,
     finished: bool = True,
-    cut_short: bool = False,
+    truncated: bool = False,
 ) -> StreamRead:
-    finished = finished and verdict is None and not cut_short
-    return StreamRead(at, POOL, address, request, tuple(gaps_s), finished, verdict, cut_short)
+    finished = finished and verdict is None and not truncated
+    return StreamRead(at, POOL, address, request, tuple(gaps_s), finished, verdict, truncated)
 
 
 def load(at: float, in_flight: int, address: str = A, *, node: str = "envoy") -> LoadReported:
@@ -146,8 +146,8 @@ def cluster_changed(at: float) -> ClusterChanged:
     return ClusterChanged(at, POOL)
 
 
-def observer_missed(at: float) -> ObserverMissed:
-    return ObserverMissed(at, POOL)
+def worker_missed(at: float) -> WorkerMissed:
+    return WorkerMissed(at, POOL)
 
 
 def read(at: float, address: str = A, *, error: str = "", **signals: float | None) -> SignalsRead:
@@ -169,7 +169,7 @@ class Scene:
         self.capacities = capacities if isinstance(capacities, Mapping) else dict.fromkeys(capacities)
         self.policy = Pool(
             name=POOL,
-            scoring=policy.pop("scoring", {"law": "health"}),
+            scoring=policy.pop("scoring", {"strategy": "health"}),
             endpoints=tuple(Endpoint(address=a, capacity=c) for a, c in self.capacities.items()),
             **policy,
         )

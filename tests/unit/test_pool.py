@@ -87,7 +87,7 @@ def test_churn_of_addresses_does_not_fill_the_memory() -> None:
         scene.step()
     controller = scene.controller
     assert len(controller._fleet._departed) <= 1024
-    assert len(controller._shaper.standings) == 2
+    assert len(controller._weigher.health) == 2
 
 
 def test_a_pool_without_endpoints_decides_nothing() -> None:
@@ -171,12 +171,12 @@ def check(decision: PoolDecision) -> None:
     assert sum(e.share for e in decision.endpoints) == pytest.approx(1.0)
     for e in decision.endpoints:
         assert e.weight >= 1 and isinstance(e.weight, int)
-        assert 0 <= e.share <= 1 and 0 <= e.score <= 100 and 0 <= e.shaped_score <= 100
+        assert 0 <= e.share <= 1 and 0 <= e.score <= 100 and 0 <= e.effective_score <= 100
         assert e.takes_work or e.share == 0
         assert e.view.in_flight >= 0 and 0 <= e.view.error_share <= 1
-        assert e.reason.startswith(str(e.state)) or e.state is State.ALL_OUT
-        numbers = [value for value in dataclasses.astuple(e) if isinstance(value, float)]
-        assert all(value == value for value in numbers), "no NaN"
+        assert e.reason.startswith(str(e.state)) or e.state is State.PANIC
+        config = [value for value in dataclasses.astuple(e) if isinstance(value, float)]
+        assert all(value == value for value in config), "no NaN"
     assert any(e.takes_work for e in decision.endpoints)
 
 
@@ -266,7 +266,7 @@ def test_a_worse_signal_never_raises_its_own_share(seed: int, kind: str, breaker
     better_end, worse_end = WORSE[kind](random, at)
 
     def play(end: list[Observation]) -> list[Any]:
-        scene = Scene({A: 2, B: 1, C: None}, seed=seed, shaping={"breaker_failures": breaker_failures})
+        scene = Scene({A: 2, B: 1, C: None}, seed=seed, weighting={"breaker_failures": breaker_failures})
         for batch in steps:
             scene.see(*batch)
             scene.step()
@@ -275,7 +275,7 @@ def test_a_worse_signal_never_raises_its_own_share(seed: int, kind: str, breaker
         return [decision.endpoints[0] for decision in decisions]
 
     for better, now_worse in zip(play(better_end), play(worse_end), strict=True):
-        assume(State.ALL_OUT not in (better.state, now_worse.state))
+        assume(State.PANIC not in (better.state, now_worse.state))
         assert now_worse.share <= better.share + 1e-9
 
 

@@ -25,7 +25,7 @@ def history(scene: Scene) -> None:
 
 
 def restarted(scene: Scene, *, after: float = 1.0, **changes: Any) -> Scene:
-    memory = json.loads(json.dumps(scene.controller.remember(scene.now)))
+    memory = json.loads(json.dumps(scene.controller.dump(scene.now)))
     return Scene(scene.capacities, now=scene.now + after, memory=memory, **changes)
 
 
@@ -38,21 +38,21 @@ def test_weights_go_on_as_they_were() -> None:
     for address in (A, B, C):
         assert after.at(address).weight == pytest.approx(before.at(address).weight, rel=0.06)
         assert after.at(address).view.ttft_s == pytest.approx(before.at(address).view.ttft_s)
-        assert after.at(address).shaped_score <= before.at(address).shaped_score + 0.01
+        assert after.at(address).effective_score <= before.at(address).effective_score + 0.01
 
 
-def test_scores_go_on_within_the_ramp() -> None:
+def test_scores_go_on_within_the_slow_start() -> None:
     before = Scene({A: 10, B: 4, C: 1})
     history(before)
     before.see(*(read(before.now + 0.1, address, waiting=30, kv_usage=0.9) for address in (A, B, C)))
     before.step()
     after = restarted(before, after=30.0)
-    scores = {address: before.at(address).shaped_score for address in (A, B, C)}
+    scores = {address: before.at(address).effective_score for address in (A, B, C)}
     for _ in range(20):
         after.step(after.now + 0.25)
         for address in (A, B, C):
-            assert after.at(address).shaped_score <= scores[address] + 0.25 * 15 + 0.01
-            scores[address] = after.at(address).shaped_score
+            assert after.at(address).effective_score <= scores[address] + 0.25 * 15 + 0.01
+            scores[address] = after.at(address).effective_score
 
 
 def test_what_an_endpoint_was_out_for_goes_on() -> None:
@@ -78,7 +78,7 @@ def test_a_half_open_breaker_still_waits_for_its_attempt() -> None:
     assert after.at(A).state == State.HALF_OPEN
     after.see(started(1033.0, A), token(1033.1, A))
     after.step()
-    assert after.at(A).state == State.RAMPING
+    assert after.at(A).state == State.SLOW_START
 
 
 def test_an_engine_that_restarted_meanwhile_begins_anew() -> None:
@@ -88,27 +88,27 @@ def test_an_engine_that_restarted_meanwhile_begins_anew() -> None:
     after.see(read(after.now, A, process_start=after.now - 0.5))
     after.step()
     assert (after.at(A).id.incarnation, after.at(A).view.ttft_s) == (1, None)
-    assert after.at(A).shaped_score == 30.0
+    assert after.at(A).effective_score == 30.0
 
 
 def test_errors_that_are_remembered_fade_from_when_they_were() -> None:
-    before = Scene([A, B], shaping={"breaker_failures": 1000})
+    before = Scene([A, B], weighting={"breaker_failures": 1000})
     before.see(*(failed(1000.0, A, f"f{i}") for i in range(8)))
     before.step()
     after = restarted(before, after=10.0)
     assert after.view(A).error_share == pytest.approx(4 / 8)
 
 
-def test_what_a_law_learned_of_an_endpoint_that_does_not_come_back_is_dropped_in_the_end() -> None:
-    before = Scene([A, B], scoring={"law": "predicted_ttft"})
+def test_what_a_strategy_learned_of_an_endpoint_that_does_not_come_back_is_dropped_in_the_end() -> None:
+    before = Scene([A, B], scoring={"strategy": "predicted_ttft"})
     before.see(*answered(1000.0, 0.2, A), *answered(1000.0, 0.2, B))
     before.step()
-    memory = json.loads(json.dumps(before.controller.remember(before.now)))
-    after = Scene([A], now=before.now + 1.0, memory=memory, scoring={"law": "predicted_ttft"})
+    memory = json.loads(json.dumps(before.controller.dump(before.now)))
+    after = Scene([A], now=before.now + 1.0, memory=memory, scoring={"strategy": "predicted_ttft"})
     after.step()
     for passed, kept in ((1.0, {A, B}), (601.0, {A})):
-        memory = after.controller.remember(after.now + passed)
-        assert memory["endpoints"].keys() == memory["law"]["memory"].keys() == kept
+        memory = after.controller.dump(after.now + passed)
+        assert memory["endpoints"].keys() == memory["strategy"]["memory"].keys() == kept
 
 
 def test_memory_older_than_ten_minutes_is_ignored() -> None:
@@ -132,19 +132,19 @@ def test_memory_of_the_future_is_ignored() -> None:
 def test_an_endpoint_that_was_added_meanwhile_is_a_new_one() -> None:
     before = Scene([A, B])
     before.step()
-    memory = before.controller.remember(before.now)
+    memory = before.controller.dump(before.now)
     after = Scene([A, B, C], now=1001.0, memory=memory)
     after.step()
-    assert [e.shaped_score for e in after.step().endpoints] == [100.0, 100.0, 30.0]
+    assert [e.effective_score for e in after.step().endpoints] == [100.0, 100.0, 30.0]
 
 
 def test_an_endpoint_that_discovery_finds_later_still_gets_its_memory() -> None:
     before = Scene([A, B])
     before.see(*answered(1000.0, 1.0, B))
     before.step()
-    after = Scene([A], now=1001.0, memory=before.controller.remember(1000.5))
+    after = Scene([A], now=1001.0, memory=before.controller.dump(1000.5))
     after.step()
-    again = Scene([A], now=1002.0, memory=after.controller.remember(1001.5))
+    again = Scene([A], now=1002.0, memory=after.controller.dump(1001.5))
     again.now = 1003.0
     again.set_endpoints(A, B)
     assert again.view(B).ttft_s == pytest.approx(1.0)
@@ -164,7 +164,7 @@ def test_what_is_malformed_is_ignored_entry_by_entry(caplog: pytest.LogCaptureFi
     before = Scene([A, B])
     before.see(*answered(1000.0, 1.0, A), *answered(1000.0, 1.0, B))
     before.step()
-    memory = before.controller.remember(1000.5)
+    memory = before.controller.dump(1000.5)
     memory["endpoints"][A]["profile"]["ttft_s"] = "fast"
     with caplog.at_level(logging.WARNING):
         after = Scene([A, B], now=1001.0, memory=memory)
@@ -185,7 +185,7 @@ def test_no_memory_can_do_harm(data: st.DataObject) -> None:
     before = Scene([A, B, C])
     before.see(rejected(1000.0, A), *(failed(1000.0, B, f"f{i}") for i in range(3)), *answered(1000.0, 0.2, C))
     before.step()
-    memory = before.controller.remember(1000.5)
+    memory = before.controller.dump(1000.5)
     for _ in range(data.draw(st.integers(1, 3))):
         place: Any = memory
         while isinstance(place, dict) and place:
@@ -198,16 +198,16 @@ def test_no_memory_can_do_harm(data: st.DataObject) -> None:
     after.see(rejected(1001.0, A), failed(1001.0, B), *answered(1001.0, 0.2, C, "more"))
     for decision in after.run(1080.0, 5.0):
         assert sum(e.share for e in decision.endpoints) == pytest.approx(1.0)
-        assert all(e.weight >= 1 and 0 <= e.shaped_score <= 100 for e in decision.endpoints)
-    json.dumps(after.controller.remember(1080.0), allow_nan=False)
+        assert all(e.weight >= 1 and 0 <= e.effective_score <= 100 for e in decision.endpoints)
+    json.dumps(after.controller.dump(1080.0), allow_nan=False)
 
 
 def test_numbers_beyond_all_reason_are_bounded() -> None:
     before = Scene([A, B])
     before.see(*(failed(1000.0, A, f"f{i}") for i in range(3)))
     before.step()
-    memory = before.controller.remember(1000.5)
-    memory["endpoints"][A]["standing"] |= {
+    memory = before.controller.dump(1000.5)
+    memory["endpoints"][A]["health"] |= {
         "breaker_openings": 10**12,
         "breaker_until": 1e15,
         "cool_down_repeats": 10**9,
@@ -221,6 +221,6 @@ def test_numbers_beyond_all_reason_are_bounded() -> None:
     assert after.at(A).until == 1300.0 + 8 * 30
 
 
-@pytest.mark.parametrize("memory", [None, {}, [], "x", {"endpoints": 3}, {"endpoints": {A: None}}, {"law": []}])
+@pytest.mark.parametrize("memory", [None, {}, [], "x", {"endpoints": 3}, {"endpoints": {A: None}}, {"strategy": []}])
 def test_memory_that_is_none_at_all(memory: Any) -> None:
     assert Scene([A, B], memory=memory).step().changed

@@ -32,7 +32,7 @@ class Tally(XdsEvents):
         self.refusals: list[tuple[str, str, str]] = []  # node, type, reason
         self.slowest_ack_s = 0.0
 
-    def connected(self, node: str, variant: str) -> None:
+    def connected(self, node: str, protocol: str) -> None:
         self.streams[node] += 1
 
     def pushed(self, node: str, type_url: str, version: str, resources: int, size_bytes: int) -> None:

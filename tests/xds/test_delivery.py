@@ -1,4 +1,4 @@
-"""What a client sees of the service, over either protocol variant. Only the wire is looked at."""
+"""What a client sees of the service, over either protocol protocol. Only the wire is looked at."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from tests.xds.clients import (
     quiet,
 )
 from xds_server.ads.events import XdsEvents
-from xds_server.ads.protocol import DELTA, STATE_OF_THE_WORLD, Variant
+from xds_server.ads.protocol import DELTA, STATE_OF_THE_WORLD, XdsProtocol
 from xds_server.ads.server import AdsService
 from xds_server.ads.snapshot import SnapshotCache, TypeUrl
 
@@ -570,11 +570,11 @@ async def test_a_client_that_does_not_answer_is_not_flooded(stage: Stage, kind: 
     assert link.client.types_received() == ["EDS"] * 6
 
 
-@pytest.mark.parametrize("variant", [STATE_OF_THE_WORLD, DELTA], ids=lambda variant: variant.name)
-def test_a_client_that_never_answers_is_served_slowly_and_costs_no_memory(variant: Variant) -> None:
+@pytest.mark.parametrize("protocol", [STATE_OF_THE_WORLD, DELTA], ids=lambda protocol: protocol.name)
+def test_a_client_that_never_answers_is_served_slowly_and_costs_no_memory(protocol: XdsProtocol) -> None:
     cache = SnapshotCache("e1")
     cache.publish(make.world(TWO_POOLS))
-    client = variant.new_client()
+    client = protocol.new_client()
     endpoints = client.subscriptions[TypeUrl.EDS]
     endpoints.want_exactly(["a"])
     sent = []
@@ -594,11 +594,11 @@ async def test_only_the_first_request_has_to_name_the_node(stage: Stage) -> None
         for type_url in (TypeUrl.CDS, TypeUrl.LDS):
             link.client.subscribe(type_url)
         await link.settle()
-    assert [(row.node, row.variant) for row in stage.service.clients()] == [
+    assert [(row.node, row.protocol) for row in stage.service.clients()] == [
         ("n1", "delta"),
-        ("test:peer", "state-of-the-world"),
+        ("test:peer", "sotw"),
     ]
-    assert stage.heard.of("connected") == [("n1", "delta"), ("test:peer", "state-of-the-world")]
+    assert stage.heard.of("connected") == [("n1", "delta"), ("test:peer", "sotw")]
     await named.hang_up()
     assert stage.heard.of("disconnected") == [("n1", "delta")]
     assert [row.node for row in stage.service.clients()] == ["test:peer"]

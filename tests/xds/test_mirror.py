@@ -10,17 +10,17 @@ import pytest
 from tests.harness import until
 from tests.xds import resources as make
 from tests.xds.server import XdsServer, xds_server
-from xds_server.ads.mirror import Replica
+from xds_server.ads.mirror import Mirror
 
 TWO_POOLS = make.world({"a": {8001: 5}, "b": {8002: 5}})
 
 
 @asynccontextmanager
-async def following(server: XdsServer) -> AsyncIterator[Replica]:
-    replica = Replica(f"127.0.0.1:{server.port}", "standby@test")
-    task = asyncio.create_task(replica.follow())
+async def following(server: XdsServer) -> AsyncIterator[Mirror]:
+    mirror = Mirror(f"127.0.0.1:{server.port}", "standby@test")
+    task = asyncio.create_task(mirror.follow())
     try:
-        yield replica
+        yield mirror
     finally:
         task.cancel()
 
@@ -30,9 +30,9 @@ def same(resources: Mapping[str, Mapping[str, bytes]] | None, world: make.Publis
 
 
 async def test_it_has_everything_and_follows_every_change() -> None:
-    async with xds_server() as server, following(server) as replica:
+    async with xds_server() as server, following(server) as mirror:
         await until(lambda: server.ads._streams)
-        assert not replica.answers  # nothing has been published yet, and emptiness is not the truth
+        assert not mirror.answers  # nothing has been published yet, and emptiness is not the truth
         for world in (
             TWO_POOLS,
             make.world({"a": {8001: 7, 8003: 1}, "b": {8002: 5}}),
@@ -40,14 +40,14 @@ async def test_it_has_everything_and_follows_every_change() -> None:
             make.world({"c": {8004: 5}}, listen_on=10_001),
         ):
             server.cache.publish(world)
-            await until(lambda: same(replica.resources, world))  # noqa: B023
-            assert replica.answers
+            await until(lambda: same(mirror.resources, world))  # noqa: B023
+            assert mirror.answers
 
 
 async def test_it_is_no_envoy_to_the_server() -> None:
-    async with xds_server() as server, following(server) as replica:
+    async with xds_server() as server, following(server) as mirror:
         server.cache.publish(TWO_POOLS)
-        await until(lambda: replica.answers)
+        await until(lambda: mirror.answers)
         assert server.ads.clients() == []
     tally = server.tally
     assert (tally.streams, tally.pushes, tally.acks, tally.refusals) == ({}, [], {}, [])
@@ -57,21 +57,21 @@ async def test_what_was_served_last_is_kept_and_the_next_server_is_found(caplog:
     caplog.set_level(logging.WARNING)
     async with xds_server("e1") as first:
         first.cache.publish(TWO_POOLS)
-        async with following(first) as replica:
-            await until(lambda: replica.answers)
+        async with following(first) as mirror:
+            await until(lambda: mirror.answers)
             await first.kill()
-            await until(lambda: not replica.answers)
-            assert same(replica.resources, TWO_POOLS)
+            await until(lambda: not mirror.answers)
+            assert same(mirror.resources, TWO_POOLS)
             second = XdsServer("e2")
             await second.start(first.port)
             await until(lambda: second.ads._streams)
-            assert same(replica.resources, TWO_POOLS)  # until the next server has told of everything
+            assert same(mirror.resources, TWO_POOLS)  # until the next server has told of everything
             other = make.world({"a": {8001: 6}})
             second.cache.publish(other)
-            await until(lambda: same(replica.resources, other))
-            assert replica.answers
+            await until(lambda: same(mirror.resources, other))
+            assert mirror.answers
             await second.stop()
-            await until(lambda: not replica.answers)
+            await until(lambda: not mirror.answers)
     assert [record.message.split(": ")[0] for record in caplog.records] == [
         f"the control plane at 127.0.0.1:{first.port} does not answer"
     ] * 2

@@ -78,7 +78,7 @@ def standby(policy: PolicyOption) -> None:
 
 @app.command("ext-proc")
 def ext_proc(policy: PolicyOption, worker: Annotated[bool, typer.Option("--worker", hidden=True)] = False) -> None:
-    """Run the observers alone; they report to the control plane at services.xds."""
+    """Run the ext_proc workers alone; they report to the control plane at services.xds."""
     ignore_hangup()
     from trimtab.cli.observe import observe
 
@@ -98,9 +98,7 @@ def bootstrap(
             metavar="ADDRESS",
         ),
     ] = None,
-    state_of_the_world: Annotated[
-        bool, typer.Option("--state-of-the-world", help="Instead of incremental xDS.")
-    ] = False,
+    state_of_the_world: Annotated[bool, typer.Option("--sotw", help="Instead of incremental xDS.")] = False,
 ) -> None:
     """Print the bootstrap for an Envoy that runs elsewhere."""
     from xds_server.config.bootstrap import render_bootstrap

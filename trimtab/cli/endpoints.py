@@ -18,7 +18,7 @@ from trimtab.process.listening import reach
 from xds_server.access import why_failed
 
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
-_STATE_STYLE = {"up": "green", "ramping": "yellow"}
+_STATE_STYLE = {"up": "green", "slow-start": "yellow"}
 _TEXT = ("endpoint", "state", "reason")
 _HEADINGS = ("endpoint", "state", "weight", "share", "in flight", "waiting", "TTFT ms", "reason")
 

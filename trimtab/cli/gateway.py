@@ -1,4 +1,4 @@
-"""Running the control plane, with or without observers and Envoy, until a signal ends it."""
+"""Running the control plane, with or without ext_proc workers and Envoy, until a signal ends it."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aiohttp
 
-from ext_proc.workers import Observers, Workers, usage_told
+from ext_proc.workers import ObservationServices, Workers, usage_told
 from trimtab.policy import Policy, PolicyFile
 from trimtab.process.collector import spare_what_is_loaded
 from trimtab.process.envoy_binary import find_envoy
@@ -24,7 +24,7 @@ _ENVOY_START_S = 20.0
 
 
 async def serve(policy_path: Path, *, observing: bool) -> None:
-    """The control plane, and with `observing` the observers too, for an Envoy that runs elsewhere."""
+    """The control plane, and with `observing` the ext_proc workers too, for an Envoy that runs elsewhere."""
     with stop_signal() as stop:
         async with _services(PolicyFile(policy_path), observing=observing) as plane:
             spare_what_is_loaded()
@@ -93,7 +93,7 @@ async def _drain(process: EnvoyProcess, grace_s: float) -> None:
 
 @asynccontextmanager
 async def _services(policy_file: PolicyFile, *, observing: bool) -> AsyncIterator[ControlPlane]:
-    """The control plane, with observers in this process or, where the policy wants several, in workers."""
+    """The control plane, with ext_proc workers in this process or, where the policy wants several, in workers."""
     policy = policy_file.load()
     if not observing:
         async with ControlPlane(policy_file, policy) as plane:
@@ -108,9 +108,9 @@ async def _services(policy_file: PolicyFile, *, observing: bool) -> AsyncIterato
         plane = ControlPlane(
             policy_file,
             policy,
-            on_policy=lambda changed: observers.take_policy(changed),
-            on_states=lambda states: observers.take_states(states),
+            on_policy=lambda changed: services.take_policy(changed),
+            on_states=lambda states: services.take_states(states),
         )
-        observers = Observers(policy, plane.observe)
-        async with plane, observers.serving(policy.services.ext_proc), usage_told(observers, plane.take_usage):
+        services = ObservationServices(policy, plane.observe)
+        async with plane, services.serving(policy.services.ext_proc), usage_told(services, plane.take_usage):
             yield plane

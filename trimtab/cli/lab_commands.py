@@ -105,15 +105,16 @@ def replay(
         str | None,
         typer.Option(help="A trace file or a bundled trace; default: the fleet's own workload.", metavar="FILE.csv"),
     ] = None,
-    laws: Annotated[
-        str, typer.Option(help="Scoring laws, and the balancers round_robin, least_request, random, capacity, ...")
+    strategies: Annotated[
+        str,
+        typer.Option(help="Scoring strategies, and the balancers round_robin, least_request, random, capacity, ..."),
     ] = "round_robin,least_request,capacity,health,predicted_ttft",
     policy: Annotated[
-        Path | None, typer.Option(help="Numbers for the laws and all around them.", metavar="POLICY.yaml")
+        Path | None, typer.Option(help="Numbers for the strategies and all around them.", metavar="POLICY.yaml")
     ] = None,
     pool: Annotated[str | None, typer.Option(help="Of the policy; default: its first pool.")] = None,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Instead of laws: two policies.", metavar="A.yaml B.yaml")
+        tuple[Path, Path] | None, typer.Option(help="Instead of strategies: two policies.", metavar="A.yaml B.yaml")
     ] = None,
     speed: Annotated[float, typer.Option(min=0.001, max=1e6, help="Arrivals come so many times as fast.")] = 1,
     length: Annotated[float, typer.Option(min=0.001, max=1000, help="Prompts are so many times as long,")] = 1,
@@ -123,7 +124,7 @@ def replay(
         float | None, typer.Option(min=0.001, max=1e6, help="Of the fleet's own workload, requests/s.")
     ] = None,
     clients: Annotated[int | None, typer.Option(min=1, max=100_000, help="Closed loop of so many clients.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Replays of each law, each with other chances.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Replays of each strategy, each with other chances.")] = 1,
     gateways: Annotated[int, typer.Option(min=1, max=64, help="Envoys in front of the engines,")] = 1,
     workers: Annotated[int, typer.Option(min=1, max=128, help="and worker threads of each.")] = 1,
     cut_after_s: Annotated[
@@ -132,7 +133,9 @@ def replay(
     patience_s: Annotated[
         float | None, typer.Option(min=0.001, help="Clients leave when no token came for so long; default: never.")
     ] = None,
-    base: Annotated[str | None, typer.Option(help="The law that others are compared with; default: the first.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The strategy that others are compared with; default: the first.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
     validate: Annotated[
         bool, typer.Option("--validate", help="Instead: one scenario for real and in virtual time, side by side.")
@@ -147,7 +150,7 @@ def replay(
         Path | None, typer.Option(help="Where to draw TTFTs; needs matplotlib.", metavar="FILE.png")
     ] = None,
 ) -> None:
-    """Replay a trace in virtual time: what each law, or another policy, would have done to it."""
+    """Replay a trace in virtual time: what each strategy, or another policy, would have done to it."""
     from trimtab.cli import plot as plotting
     from trimtab.cli import replay as replaying
     from trimtab.cli import replay_show as showing
@@ -168,7 +171,7 @@ def replay(
     wanted = replaying.Wanted(
         trace=trace,
         fleet=fleet,
-        laws=laws,
+        strategies=strategies,
         policy=policy,
         pool=pool,
         compare=compare or (),

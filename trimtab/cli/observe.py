@@ -1,4 +1,4 @@
-"""Running the observers alone, beside a control plane in another process."""
+"""Running the ext_proc workers alone, beside a control plane in another process."""
 
 import asyncio
 import logging
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ext_proc.reporter import Reporter
-from ext_proc.workers import Observers, Workers
+from ext_proc.workers import ObservationServices, Workers
 from trimtab.policy import PolicyFile
 from trimtab.process.collector import spare_what_is_loaded
 from trimtab.process.policy_follower import follow
@@ -18,7 +18,7 @@ _FLUSH_S = 2.0
 
 
 async def observe(policy_path: Path, *, worker: bool) -> None:
-    """The observers alone; they report to the control plane at `services.xds`."""
+    """The ext_proc workers alone; they report to the control plane at `services.xds`."""
     policy_file = PolicyFile(policy_path)
     policy = policy_file.load()
     with stop_signal() as stop:
@@ -29,17 +29,17 @@ async def observe(policy_path: Path, *, worker: bool) -> None:
         reporter = Reporter(
             policy.services.xds,
             f"ext-proc-{os.getpid()}",
-            on_states=lambda states: observers.take_states(states),
-            watched=lambda: observers.watched,
-            faults=lambda: observers.faults,
-            gated=lambda: observers.gated,
+            on_states=lambda states: services.take_states(states),
+            watched=lambda: services.watched,
+            faults=lambda: services.faults,
+            gated=lambda: services.gated,
         )
-        observers = Observers(policy, reporter.report)
+        services = ObservationServices(policy, reporter.report)
         reporter.start()
-        async with observers.serving(policy.services.ext_proc, shared_port=worker):
+        async with services.serving(policy.services.ext_proc, shared_port=worker):
             spare_what_is_loaded()
             log.info("observing on %s, reporting to %s", policy.services.ext_proc, policy.services.xds)
-            following = asyncio.create_task(follow(policy_file, observers.take_policy))
+            following = asyncio.create_task(follow(policy_file, services.take_policy))
             await stop.wait()
             log.info("stopping; Envoy serves on unobserved")
             following.cancel()

@@ -25,13 +25,13 @@ def check_plot(path: Path) -> None:
         raise UserError(f"--plot {path}: a picture cannot be {path.suffix}, only one of {', '.join(sorted(known))}")
 
 
-def plot(by_law: Mapping[str, Sequence[Made]], title: str, path: Path) -> None:
-    """Draw the cumulative distribution of TTFT, and its P90 over time, of each law over all its seeds."""
+def plot(by_strategy: Mapping[str, Sequence[Made]], title: str, path: Path) -> None:
+    """Draw the cumulative distribution of TTFT, and its P90 over time, of each strategy over all its seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
     spread, course = figure.subplots(1, 2)
-    for name, made in by_law.items():
+    for name, made in by_strategy.items():
         ttft_s = sorted(max(_LEAST_S, value) for one in made for value in one.ttft_s)
         spread.plot(ttft_s, [(number + 1) / len(ttft_s) for number in range(len(ttft_s))], label=name)
         times, levels = _over_time(made)

@@ -1,4 +1,4 @@
-"""`trimtab replay`: what each law would have done to a trace."""
+"""`trimtab replay`: what each strategy would have done to a trace."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from trimtab.policy import load_policy
 from trimtab.policy.model import Pool
 from trimtab.process.errors import UserError, told_if_unwritable
-from trimtab.sim.replay.arms import UnknownLawError, usable_names
+from trimtab.sim.replay.arms import UnknownStrategyError, usable_names
 from trimtab.sim.replay.figures import over_seeds
 from trimtab.sim.replay.fleet import SimulatedFleet, load_fleet
 from trimtab.sim.replay.jobs import ArmSpec, Job, Made, run_jobs
@@ -31,7 +31,7 @@ _LONGEST_S = 7 * 86_400.0
 _OF_VALIDATION = frozenset({"validate", "validate_s", "seeds", "report"})
 # Options that another one leaves nothing to do: the idle one, the other, and why.
 _IDLE = (
-    ("laws", "compare", "the two policies have their own"),
+    ("strategies", "compare", "the two policies have their own"),
     ("policy", "compare", "it takes two policies as they stand"),
     ("rate", "clients", "in a closed loop a client sends when it has its answer"),
     ("speed", "clients", "in a closed loop a client sends when it has its answer"),
@@ -45,7 +45,7 @@ class Wanted:
     """What was asked for on the command line."""
 
     fleet: str
-    laws: str
+    strategies: str
     trace: str | None = None
     policy: Path | None = None
     pool: str | None = None
@@ -80,7 +80,7 @@ def _flag(name: str) -> str:
 
 
 def make_replays(wanted: Wanted, console: Console) -> tuple[dict[str, Any], dict[str, list[Made]]]:
-    """Make the replays. Returns the report, and by law the replays with each seed.
+    """Make the replays. Returns the report, and by strategy the replays with each seed.
 
     `console` is told what of a policy is of no effect here. Raises UserError, PolicyError or TraceError.
     """
@@ -104,12 +104,12 @@ def make_replays(wanted: Wanted, console: Console) -> tuple[dict[str, Any], dict
         made = run_jobs(
             jobs, wanted.processes or os.cpu_count() or 1, lambda ended: progress.update(task, completed=ended)
         )
-    by_law: dict[str, list[Made]] = defaultdict(list)
+    by_strategy: dict[str, list[Made]] = defaultdict(list)
     for job, result in zip(jobs, made, strict=True):
-        by_law[job.spec.name].append(result)
-    laws = {name: over_seeds([one.figures for one in results]) for name, results in by_law.items()}
+        by_strategy[job.spec.name].append(result)
+    strategies = {name: over_seeds([one.figures for one in results]) for name, results in by_strategy.items()}
     report = {
-        "laws": laws,
+        "strategies": strategies,
         "seeds": wanted.seeds,
         "fleet": fleet.name,
         "trace": _trace_name(wanted, fleet),
@@ -119,7 +119,7 @@ def make_replays(wanted: Wanted, console: Console) -> tuple[dict[str, Any], dict
         "base": base,
         "kinds": {endpoint.name: endpoint.kind.name for endpoint in fleet.endpoints},
     }
-    return report, dict(by_law)
+    return report, dict(by_strategy)
 
 
 def _refuse_endless(traces: Sequence[Sequence[Request]], wanted: Wanted, conditions: Conditions) -> None:
@@ -144,29 +144,29 @@ def _specs(wanted: Wanted, fleet: SimulatedFleet, console: Console) -> list[ArmS
         ]
     else:
         policy = _pool(wanted.policy, wanted.pool) if wanted.policy is not None else None
-        specs = [ArmSpec(name, policy) for name in _law_names(wanted, fleet, policy)]
+        specs = [ArmSpec(name, policy) for name in _strategy_names(wanted, fleet, policy)]
     told = set()
     for spec in specs:
         try:
             arm = spec.arm(fleet)
-        except UnknownLawError as error:
-            raise UserError(f"--laws: {error}") from None
+        except UnknownStrategyError as error:
+            raise UserError(f"--strategies: {error}") from None
         except NotSimulatedError as error:
             raise UserError(f"{spec.name}: {error}") from None
         for line in arm.lost:
-            # Under one policy several laws lose the same.
+            # Under one policy several strategies lose the same.
             if (told_as := f"{spec.name}: {line}" if wanted.compare else line) not in told:
                 told.add(told_as)
                 console.print(told_as, style="yellow", highlight=False, soft_wrap=True)
     return specs
 
 
-def _law_names(wanted: Wanted, fleet: SimulatedFleet, policy: Pool | None) -> Sequence[str]:
+def _strategy_names(wanted: Wanted, fleet: SimulatedFleet, policy: Pool | None) -> Sequence[str]:
     names: dict[str, None] = {}
-    for name in filter(None, map(str.strip, wanted.laws.split(","))):
+    for name in filter(None, map(str.strip, wanted.strategies.split(","))):
         names |= dict.fromkeys(usable_names(fleet, policy) if name == _ALL else (name,))
     if not names:
-        raise UserError("--laws: no law is named")
+        raise UserError("--strategies: no strategy is named")
     return list(names)
 
 

@@ -22,9 +22,9 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     console.print(title(report), highlight=False)
     for note, headings, rows in _tables(report):
         console.print(show_table(note, headings, rows))
-    for name, law in report["laws"].items():
-        if law["errors"]:
-            errors = ", ".join(f"{count:,.0f} × {error}" for error, count in law["errors"].items())
+    for name, strategy in report["strategies"].items():
+        if strategy["errors"]:
+            errors = ", ".join(f"{count:,.0f} × {error}" for error, count in strategy["errors"].items())
             console.print(f"{name}: {errors}", highlight=False)
 
 
@@ -45,29 +45,35 @@ def title(report: Mapping[str, Any]) -> str:
 
 def _tables(report: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str], Rows]]:
     """What each table shows, its headings and its rows."""
-    laws = report["laws"]
-    several, base = report["seeds"] > 1, laws[report["base"]]["ttft_ms"]
+    strategies = report["strategies"]
+    several, base = report["seeds"] > 1, strategies[report["base"]]["ttft_ms"]
     yield (
         f"TTFT in seconds; × is by that of {report['base']}{'' if several else _ONE_SEED}",
         (*_TTFT_HEADINGS, *(f"× {heading}" for heading in _TTFT_HEADINGS)),
-        {name: (*_ttft(law, several), *_ratios(law["ttft_ms"], base)) for name, law in laws.items()},
+        {
+            name: (*_ttft(strategy, several), *_ratios(strategy["ttft_ms"], base))
+            for name, strategy in strategies.items()
+        },
     )
     yield (
         "Time per output token (TPOT) in ms, end to end (e2e) in seconds; spread is that of utilisation over engines",
         ("TPOT", "e2e", "tokens/s", "success", "retries", "refused", "preempted", "pushes", "spread"),
-        {name: _others(law) for name, law in laws.items()},
+        {name: _others(strategy) for name, strategy in strategies.items()},
     )
     columns = _engine_columns(report["kinds"])
     each = "engine" if len(columns) == len(report["kinds"]) else "kind of engine (± spread within it)"
     yield (
         f"Share of the answers / utilisation (sequences in use) of each {each}, in %",
         tuple(columns),
-        {name: tuple(_engines(law, members) for members in columns.values()) for name, law in laws.items()},
+        {
+            name: tuple(_engines(strategy, members) for members in columns.values())
+            for name, strategy in strategies.items()
+        },
     )
 
 
-def _ttft(law: Mapping[str, Any], with_deviation: bool) -> Iterator[str]:
-    ttft, deviation = law["ttft_ms"], law["ttft_ms_deviation"]
+def _ttft(strategy: Mapping[str, Any], with_deviation: bool) -> Iterator[str]:
+    ttft, deviation = strategy["ttft_ms"], strategy["ttft_ms_deviation"]
     for key in _TTFT:
         yield _seconds(ttft[key]) + (f" ±{_seconds(deviation[key])}" if with_deviation else "")
 
@@ -76,14 +82,14 @@ def _ratios(ttft: Mapping[str, float], base: Mapping[str, float]) -> Iterator[st
     return (_digits(ttft[key] / base[key]) if base[key] else "?" for key in _TTFT)
 
 
-def _others(law: Mapping[str, Any]) -> Sequence[str]:
+def _others(strategy: Mapping[str, Any]) -> Sequence[str]:
     return (
-        f"{law['tpot_ms'].get('mean', 0):.1f}",
-        _seconds(law["e2e_ms"].get("mean", 0)),
-        f"{law['output_tokens_per_s']:,.0f}",
-        f"{law['success']:.2%}",
-        *(f"{law[key]:,.0f}" for key in ("retries", "refused", "preemptions", "pushes")),
-        f"{law['utilisation_spread']:.2f}",
+        f"{strategy['tpot_ms'].get('mean', 0):.1f}",
+        _seconds(strategy["e2e_ms"].get("mean", 0)),
+        f"{strategy['output_tokens_per_s']:,.0f}",
+        f"{strategy['success']:.2%}",
+        *(f"{strategy[key]:,.0f}" for key in ("retries", "refused", "preemptions", "pushes")),
+        f"{strategy['utilisation_spread']:.2f}",
     )
 
 
@@ -95,10 +101,10 @@ def _engine_columns(kind_of: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
     return {f"{len(members)} {kind}": members for kind, members in groups.items()}
 
 
-def _engines(law: Mapping[str, Any], members: Sequence[str]) -> str:
-    answered = sum(law["share"].values()) or 1
-    share = sum(law["share"][name] for name in members) / answered
-    used = [100 * law["utilisation"][name] for name in members]
+def _engines(strategy: Mapping[str, Any], members: Sequence[str]) -> str:
+    answered = sum(strategy["share"].values()) or 1
+    share = sum(strategy["share"][name] for name in members) / answered
+    used = [100 * strategy["utilisation"][name] for name in members]
     spread = f" ±{pstdev(used):.0f}" if len(used) > 1 else ""
     return f"{100 * share:.1f} / {fmean(used):.0f}{spread}"
 
@@ -116,7 +122,7 @@ def _digits(value: float) -> str:
 
 def _markdown_table(headings: Sequence[str], rows: Rows) -> list[str]:
     lines = [
-        ("law", *headings),
+        ("strategy", *headings),
         *[("---",) * (len(headings) + 1)],
         *((f"`{name}`", *row) for name, row in rows.items()),
     ]
@@ -126,7 +132,7 @@ def _markdown_table(headings: Sequence[str], rows: Rows) -> list[str]:
 def show_table(title: str, headings: Sequence[str], rows: Rows) -> Table:
     """A table whose first column is a name and whose others are numbers."""
     table = Table(title=title, title_justify="left", box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("law", no_wrap=True)
+    table.add_column("strategy", no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, row in rows.items():

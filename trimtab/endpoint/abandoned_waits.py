@@ -5,7 +5,7 @@ from math import exp2
 HALF_LIFE_S = 10.0
 
 
-class Silence:
+class AbandonedWaits:
     """The longest wait for a token that was given up, fading, until the endpoint speaks again."""
 
     __slots__ = ("_at", "_wait_s")
@@ -18,7 +18,7 @@ class Silence:
         if wait_s >= self.wait(at):
             self._at, self._wait_s = at, wait_s
 
-    def spoke(self, at: float) -> None:
+    def token_seen(self, at: float) -> None:
         if at >= self._at:
             self._wait_s = 0.0
 

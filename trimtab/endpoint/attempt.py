@@ -7,7 +7,7 @@ from math import inf
 from trimtab.observation.kinds import AnswerRead, AttemptEnded, Output, Rejected
 
 
-class Judgement(Enum):
+class AttemptOutcome(Enum):
     """What one attempt says of its endpoint."""
 
     SUCCESS = "success"
@@ -42,7 +42,7 @@ class Attempt:
     answer: AnswerRead | None = None  # what was read of it, if that was not a first token
     rejected: Rejected | None = None
     ended: AttemptEnded | None = None
-    judgement: Judgement | None = None
+    judgement: AttemptOutcome | None = None
     judged_at: float = 0.0
     served: bool = False  # the engine has taken in its prompt
     is_compared: bool = False  # with what other endpoints answered

@@ -60,7 +60,7 @@ class AgeQueue:
         return bisect_right(self._line, started_at, key=_start)
 
 
-class Ledger:
+class LeaseTable:
     """The leases of one incarnation, born at `born_at`: what started before belongs to another one.
 
     Every time that is taken in is the observation's own; `now` is when it arrived.
@@ -84,7 +84,7 @@ class Ledger:
         self._by_request: dict[str, list[Attempt]] = {}
         self._leases = AgeQueue()
         self._streams = AgeQueue()  # without a token, where one would be seen
-        self._others = AgeQueue()  # where none would be: answers in one piece, and streams that were missed
+        self._others = AgeQueue()  # where none would be: unary answers, and streams that were missed
         self._ended: list[tuple[float, Attempt]] = []  # by arrival; a deque would keep the blocks of a rush
         self._prefilled_until = -inf
         self._horizon = -inf  # what happened until then can no longer be told from a repetition
@@ -157,7 +157,7 @@ class Ledger:
                 ended.request_id, ended.started_at, streamed=ended.streamed, path=ended.path, caller=ended.caller
             )
             self._by_request.setdefault(ended.request_id, []).append(attempt)
-            self._remember(now, attempt)
+            self._dump(now, attempt)
         elif attempt.ended is not None:
             return None
         else:
@@ -170,7 +170,7 @@ class Ledger:
         attempts = self._by_request.get(request_id, ())
         return max((a for a in attempts if a.started_at <= at and fits(a)), key=_start, default=None)
 
-    def spoke(self, attempt: Attempt, all_watched: bool) -> None:
+    def token_seen(self, attempt: Attempt, all_watched: bool) -> None:
         """An attempt showed its first token.
 
         Engines serve in the order of arrival. So an earlier attempt that would not have been seen to speak
@@ -215,7 +215,7 @@ class Ledger:
         return self._streams.oldest(self._streams.until(since) + rank)
 
     def waiting_answer(self, since: float) -> Attempt | None:
-        """The oldest prompt that started after `since` and waits for an answer in one piece."""
+        """The oldest prompt that started after `since` and waits for a unary answer."""
         return next((a for a in self._others.after(since) if a.streamed is False and a.prompt_bytes), None)
 
     def in_flight_at(self, at: float, since: float = -inf) -> int:
@@ -265,9 +265,9 @@ class Ledger:
             attempt.leased = False
             self._leases.discard(attempt)
             self._stop_waiting(attempt)
-            self._remember(now, attempt)
+            self._dump(now, attempt)
 
-    def _remember(self, now: float, attempt: Attempt) -> None:
+    def _dump(self, now: float, attempt: Attempt) -> None:
         self._ended.append((now, attempt))
         if len(self._ended) > REMEMBER_ENDED:
             self._forget_ended()

@@ -194,7 +194,7 @@ class Readings:
         source = self._sources.get(SCRAPE)
         return source.known[signal][0] if source and signal in source.known else None
 
-    def recall(self, **known: float | None) -> None:
+    def restore(self, **known: float | None) -> None:
         """Begin with what earlier readings of the engine's own metrics told of restarts."""
         source = self._source(SCRAPE)
         source.known |= {name: (value, None) for name, value in known.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Signs of death: what shows that an endpoint is dead, dying, slow or leaving, although it may call itself healthy."""
+"""Failure signals: what shows that an endpoint is dead, dying, slow or leaving, although it may call itself healthy."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,14 +6,14 @@ from enum import StrEnum
 from trimtab.endpoint.snapshot import EndpointId
 
 
-class Sign(StrEnum):
-    """The signs, by the word that metrics have for them. docs/failures.md says what follows from each."""
+class FailureSignal(StrEnum):
+    """The failure signals, by the word that metrics have for them. docs/failures.md says what follows from each."""
 
     FAILURES = "failures"  # attempts failed one after the other
     ERROR_SHARE = "error-share"  # more of its attempts fail than of the others'
     SILENT = "silent"  # it was waited for, and gave neither a token nor an answer
     STALLED = "stalled"  # nothing more came of a stream that had begun
-    CUT_SHORT = "cut-short"  # a stream ended in good order before its answer did
+    TRUNCATED = "truncated"  # a stream ended in good order before its answer did
     NO_OUTPUT = "no-output"  # its answers carry nothing of a model, where those of others do
     SLOW = "slow"  # its first tokens come far later than was predicted
     LEAVING = "leaving"  # it says that it is going away
@@ -26,5 +26,5 @@ class Suspected:
     endpoint: EndpointId
     at: float
     since: float
-    sign: Sign
+    failure_signal: FailureSignal
     why: str  # for people

@@ -9,14 +9,14 @@ from types import MappingProxyType
 from trimtab.endpoint.early_ends import AnswerTimes
 from trimtab.endpoint.engine_readings import plausible
 from trimtab.endpoint.evidence import Evidence
-from trimtab.endpoint.failure_signals import Sign, Suspected
+from trimtab.endpoint.failure_signals import FailureSignal, Suspected
 from trimtab.endpoint.lrs import LoadReports
 from trimtab.endpoint.peers import Peers
 from trimtab.endpoint.profile import Profile, ProfileMemory
 from trimtab.endpoint.prometheus_readings import NOTHING_ASKED, Trust
 from trimtab.endpoint.request_classes import Classes
-from trimtab.endpoint.sampling_confidence import Coverage
-from trimtab.endpoint.silence import Patience
+from trimtab.endpoint.sampling_confidence import SamplingConfidence
+from trimtab.endpoint.silence import SilenceLimits
 from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.endpoint.spec import EndpointSpec
 from trimtab.endpoint.token_ratio import TokenRatio
@@ -28,12 +28,12 @@ from trimtab.observation.kinds import (
     FirstToken,
     LoadReported,
     Observation,
-    ObserverMissed,
     Probed,
+    PrometheusSample,
     Rejected,
-    SignalQueried,
     SignalsRead,
     StreamRead,
+    WorkerMissed,
 )
 from trimtab.observation.order import in_order
 
@@ -63,7 +63,7 @@ class Fleet:
         *,
         ttft_alpha: float,
         stale_after_s: float,
-        patience: Patience,
+        silence_limits: SilenceLimits,
         trust: Trust = NOTHING_ASKED,
         class_limits: Mapping[str, float] = _NO_CLASSES,
     ) -> None:
@@ -71,9 +71,9 @@ class Fleet:
         self._classes = Classes(class_limits)
         self._ttft_alpha = ttft_alpha
         self._stale_after_s = stale_after_s
-        self._patience = patience
+        self._silence_limits = silence_limits
         self._trust = trust
-        self._coverage = Coverage()
+        self._sampling_confidence = SamplingConfidence()
         self._peers = Peers()
         self._answer_times = AnswerTimes()
         self._load = LoadReports()
@@ -87,7 +87,7 @@ class Fleet:
         *,
         ttft_alpha: float,
         stale_after_s: float,
-        patience: Patience,
+        silence_limits: SilenceLimits,
         trust: Trust = NOTHING_ASKED,
         class_limits: Mapping[str, float] = _NO_CLASSES,
     ) -> None:
@@ -95,9 +95,9 @@ class Fleet:
         if class_limits != self._classes.limits:
             self._classes = Classes(class_limits)
         self._ttft_alpha, self._stale_after_s, self._trust = ttft_alpha, stale_after_s, trust
-        self._patience = patience
+        self._silence_limits = silence_limits
         for profile in self._profiles.values():
-            profile.conduct.ttft.alpha = ttft_alpha
+            profile.tracker.ttft.alpha = ttft_alpha
 
     @property
     def ids(self) -> tuple[EndpointId, ...]:
@@ -120,18 +120,18 @@ class Fleet:
             else:
                 self._enter(born_at, spec)
 
-    def recall(self, at: float, address: str, memory: ProfileMemory) -> None:
+    def restore(self, at: float, address: str, memory: ProfileMemory) -> None:
         """Let an endpoint begin with what was remembered of it at `at`."""
-        self._profiles[address].recall(at, memory)
+        self._profiles[address].restore(at, memory)
         if memory.ttft_samples:
             self._peers.prove(self._profiles[address].id)
 
-    def remember(self, now: float) -> Mapping[str, ProfileMemory]:
+    def dump(self, now: float) -> Mapping[str, ProfileMemory]:
         """What is worth keeping over a restart, by address."""
-        return {address: profile.remember(now) for address, profile in sorted(self._profiles.items())}
+        return {address: profile.dump(now) for address, profile in sorted(self._profiles.items())}
 
     def observe(self, now: float, observations: Sequence[Observation]) -> Sequence[Evidence]:
-        """Take in observations, in any order, and tell what they say to shaping and to the law.
+        """Take in observations, in any order, and tell what they say to weighting and to the strategy.
 
         Those of another pool, of unknown endpoints, or of an earlier incarnation say nothing.
         """
@@ -146,7 +146,7 @@ class Fleet:
             else:
                 self._apply_to_all(observation)
         for profile in self._profiles.values():
-            profile.conduct.join_held(now)
+            profile.tracker.join_held(now)
         return self._tell_all()
 
     def settle(self, now: float) -> Sequence[Evidence]:
@@ -157,20 +157,22 @@ class Fleet:
             profile.settle(now, moments)
         # What is not known of an endpoint itself is taken from the slowest of the others.
         ttfts_s = [profile.usual_ttft_s(now) for profile in profiles]
-        answers_s = [profile.conduct.life.usual_answer_s(now) for profile in profiles]
+        answers_s = [profile.tracker.output_clock.usual_answer_s(now) for profile in profiles]
         slowest_ttft_s = max((ttft_s for ttft_s in ttfts_s if ttft_s is not None), default=None)
         slowest_answer_s = max((answer_s for answer_s in answers_s if answer_s is not None), default=None)
-        longest_answer_s = max((profile.conduct.life.longest_answer_s(now) for profile in profiles), default=0.0)
+        longest_answer_s = max(
+            (profile.tracker.output_clock.longest_answer_s(now) for profile in profiles), default=0.0
+        )
         for profile, ttft_s, answer_s in zip(profiles, ttfts_s, answers_s, strict=True):
-            profile.conduct.silence.suspect(
+            profile.tracker.silence.suspect(
                 now,
-                self._patience,
+                self._silence_limits,
                 slowest_ttft_s if ttft_s is None else ttft_s,
                 slowest_answer_s if answer_s is None else answer_s,
                 longest_answer_s,
             )
         for endpoint, why in self._peers.suspects():
-            self._evidence.append(Suspected(endpoint, now, now, Sign.NO_OUTPUT, why))
+            self._evidence.append(Suspected(endpoint, now, now, FailureSignal.NO_OUTPUT, why))
         return self._tell_all()
 
     def snapshot(self, now: float) -> PoolSnapshot:
@@ -187,19 +189,19 @@ class Fleet:
     def _apply(self, now: float, profile: Profile, observation: Observation) -> None:
         match observation:
             case AttemptStarted():
-                if profile.conduct.started(observation):
+                if profile.tracker.started(observation):
                     self._classes.sent(observation.prompt_bytes)
             case FirstToken() | AnswerRead() | Rejected() | StreamRead():
-                profile.conduct.heard(now, observation)
+                profile.tracker.heard(now, observation)
             case AttemptEnded():
                 if isfinite(observation.started_at):
-                    profile.conduct.ended(now, observation)
+                    profile.tracker.ended(now, observation)
             case Probed():
                 profile.probed(observation)
             case SignalsRead():
                 self._read(now, profile, observation)
-            case SignalQueried():
-                self._take_queried(now, profile, observation)
+            case PrometheusSample():
+                self._take_prometheus(now, profile, observation)
 
     def _apply_to_all(self, observation: Observation) -> None:
         match observation:
@@ -207,10 +209,10 @@ class Fleet:
                 self._load.take(observation)
             case ClusterChanged():
                 self._load.cluster_changed(observation.at)
-            case ObserverMissed():
-                self._coverage.miss(observation.at)
+            case WorkerMissed():
+                self._sampling_confidence.miss(observation.at)
                 for profile in self._profiles.values():
-                    profile.conduct.doubt()
+                    profile.tracker.doubt()
 
     def _read(self, now: float, profile: Profile, read: SignalsRead) -> None:
         read = plausible(read)
@@ -218,10 +220,10 @@ class Fleet:
             profile = self._restart(read.at, profile)
         profile.read(now, read)
 
-    def _take_queried(self, now: float, profile: Profile, seen: SignalQueried) -> None:
-        if profile.shows_restart_queried(seen):
+    def _take_prometheus(self, now: float, profile: Profile, seen: PrometheusSample) -> None:
+        if profile.prometheus_shows_restart(seen):
             profile = self._restart(seen.sampled_at, profile)
-        profile.queried(now, seen)
+        profile.prometheus_readings(now, seen)
 
     def _restart(self, at: float, profile: Profile) -> Profile:
         _log.info("%s: %s was restarted", self._pool, profile.id)
@@ -235,19 +237,19 @@ class Fleet:
             spec,
             born_at=born_at,
             ttft_alpha=self._ttft_alpha,
-            coverage=self._coverage,
+            sampling_confidence=self._sampling_confidence,
             peers=self._peers,
             answer_times=self._answer_times,
             token_ratio=self.token_ratio,
             departed=departed.open_requests,
-            tell=self._evidence.append,
+            notify=self._evidence.append,
         )
         self._profiles[spec.address] = profile
         return profile
 
     def _depart(self, profile: Profile) -> None:
         self._peers.forget(profile.id)
-        self._departed[profile.id.address] = _Departed(profile.id.incarnation, profile.conduct.ledger.request_ids)
+        self._departed[profile.id.address] = _Departed(profile.id.incarnation, profile.tracker.leases.request_ids)
         while len(self._departed) > _DEPARTED_MAX:
             del self._departed[next(iter(self._departed))]
 

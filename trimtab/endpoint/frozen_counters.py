@@ -3,7 +3,7 @@
 from trimtab.observation.kinds import Signals
 
 
-class Progress:
+class FrozenCounters:
     """What a working engine cannot help but change: generated tokens, tokens of prompts, and the KV cache in use.
 
     The cache is among them for the sake of long prompts. They generate nothing until they are computed, but fill it

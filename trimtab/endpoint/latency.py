@@ -1,4 +1,4 @@
-"""How fast one incarnation of an endpoint works of late, and what it is given to do."""
+"""How fast one incarnation of an endpoint works recently, and what it is given to do."""
 
 from collections.abc import Sequence
 from math import fsum
@@ -17,7 +17,7 @@ _BEST_HALF_LIFE_S = 600.0
 _ESTIMATE_HALF_LIFE_S = 2.5
 
 
-class Pace:
+class LatencyEstimators:
     """Windows over first tokens, gaps between tokens, tokens per second and prompts.
 
     All of it is unknown (None) until something was seen, and again when nothing has been seen for `memory_s`. Times
@@ -51,7 +51,7 @@ class Pace:
         """An attempt with a prompt of so many bytes began."""
         self._prompts.add(at, prompt_bytes)
 
-    def spoke(self, at: float, ttft_s: float) -> None:
+    def token_seen(self, at: float, ttft_s: float) -> None:
         """An attempt showed its first token, `ttft_s` seconds after it began."""
         self._ttft_p99.add(at, ttft_s)
         for moment, sample in self._bursts.admit(at, ttft_s):
@@ -107,6 +107,6 @@ class Pace:
     def prompt_bytes_std(self, now: float) -> float | None:
         return self._prompts.std(now)
 
-    def recall_best(self, at: float, tokens_per_s: float) -> None:
+    def restore_best(self, at: float, tokens_per_s: float) -> None:
         """Begin with what was known at `at`."""
         self._best.add(at, tokens_per_s)

@@ -83,7 +83,7 @@ class LoadReports:
 
 
 class Differences:
-    """How the leases of one endpoint differed from the reports of late."""
+    """How the leases of one endpoint differed from the reports recently."""
 
     __slots__ = ("_line",)
 

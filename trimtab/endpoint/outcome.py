@@ -1,18 +1,18 @@
 """What the end of an attempt, or its verdict, says of the endpoint."""
 
-from trimtab.endpoint.attempt import Attempt, Judgement
+from trimtab.endpoint.attempt import Attempt, AttemptOutcome
 from trimtab.observation.kinds import AttemptEnded, Outcome, Output, Rejected, Verdict
 
-# A REFUSED attempt is no error: the cool-down pays for it in full, and the ramp after that starts at nothing.
-_ERRORS: dict[Judgement, tuple[float, float]] = {
-    Judgement.SUCCESS: (0.0, 1.0),
-    Judgement.UNKNOWN: (0.0, 1.0),
-    Judgement.FAILURE: (1.0, 1.0),
-    Judgement.DOUBTFUL: (0.5, 1.0),
+# A REFUSED attempt is no error: the cool-down pays for it in full, and slow start then begins at 0.
+_ERRORS: dict[AttemptOutcome, tuple[float, float]] = {
+    AttemptOutcome.SUCCESS: (0.0, 1.0),
+    AttemptOutcome.UNKNOWN: (0.0, 1.0),
+    AttemptOutcome.FAILURE: (1.0, 1.0),
+    AttemptOutcome.DOUBTFUL: (0.5, 1.0),
 }
 
 
-def as_errors(judgement: Judgement) -> tuple[float, float]:
+def as_errors(judgement: AttemptOutcome) -> tuple[float, float]:
     """How many errors, of how many attempts, a judgement adds to the error share."""
     return _ERRORS.get(judgement, (0.0, 0.0))
 
@@ -22,7 +22,7 @@ _NEEDS_VERDICT = frozenset({429, 503, 529})
 _NO_CONTENT = 204
 
 
-def judge_status(status: int) -> Judgement:
+def judge_status(status: int) -> AttemptOutcome:
     """Judge an error answer that nobody could read.
 
     vLLM, SGLang and most others say 503 when they are full. The 503 of a dead engine is treated like
@@ -30,77 +30,77 @@ def judge_status(status: int) -> Judgement:
     being busy.
     """
     if status == 429:
-        return Judgement.DOUBTFUL
+        return AttemptOutcome.DOUBTFUL
     if status in _NEEDS_VERDICT:
-        return Judgement.REFUSED
-    return Judgement.FAILURE if status >= 500 else Judgement.NEUTRAL
+        return AttemptOutcome.REFUSED
+    return AttemptOutcome.FAILURE if status >= 500 else AttemptOutcome.NEUTRAL
 
 
-def judge_verdict(verdict: Verdict, status: int, in_stream: bool, *, had_output: bool = False) -> Judgement:
+def judge_verdict(verdict: Verdict, status: int, in_stream: bool, *, had_output: bool = False) -> AttemptOutcome:
     """Judge an error answer, or an error inside an answer with status 200, that was read.
 
     `had_output`: model output came before the error.
     """
     match verdict:
         case Verdict.SATURATED:
-            return Judgement.REFUSED
+            return AttemptOutcome.REFUSED
         case Verdict.QUOTA:
-            return Judgement.NEUTRAL
+            return AttemptOutcome.NEUTRAL
         case Verdict.DRAINING:
-            return Judgement.LEAVING
+            return AttemptOutcome.LEAVING
         case Verdict.UNAVAILABLE:
-            return Judgement.FAILURE
+            return AttemptOutcome.FAILURE
         case Verdict.UNKNOWN if not in_stream:
             return judge_status(status)
         case Verdict.UNKNOWN:
             # Engines tell a caller's mistakes inside a 200 too, but not after they have begun to generate.
-            return Judgement.FAILURE if had_output else Judgement.NO_OUTPUT
+            return AttemptOutcome.FAILURE if had_output else AttemptOutcome.NO_OUTPUT
 
 
-def judge_rejection(rejected: Rejected, *, had_output: bool = False) -> Judgement:
+def judge_rejection(rejected: Rejected, *, had_output: bool = False) -> AttemptOutcome:
     """Judge an attempt by what was read of its error; `had_output` as in `judge_verdict`."""
     return judge_verdict(rejected.verdict, rejected.status, rejected.in_stream, had_output=had_output)
 
 
 _OF_OUTPUT = {
-    Output.OUTPUT: Judgement.SUCCESS,
-    Output.NONE: Judgement.NO_OUTPUT,
-    Output.UNKNOWN: Judgement.UNKNOWN,
+    Output.OUTPUT: AttemptOutcome.SUCCESS,
+    Output.NONE: AttemptOutcome.NO_OUTPUT,
+    Output.UNKNOWN: AttemptOutcome.UNKNOWN,
 }
 
 
-def judge_end(attempt: Attempt, ended: AttemptEnded) -> Judgement | None:
+def judge_end(attempt: Attempt, ended: AttemptEnded) -> AttemptOutcome | None:
     """Judge an attempt by its end. None: what is still to be read of its answer decides."""
     if ended.outcome is Outcome.UNREACHABLE:
-        return Judgement.FAILURE
+        return AttemptOutcome.FAILURE
     if attempt.answer is not None and attempt.answer.output is Output.NONE:
-        return Judgement.NO_OUTPUT  # whatever status the gate has made of it
+        return AttemptOutcome.NO_OUTPUT  # whatever status the gate has made of it
     if ended.status in _NEEDS_VERDICT:
         return None
     # Envoy drops an error answer that it retries, and the outcome then reads like an abort: the status goes
     # first.
     if ended.status >= 500 or ended.outcome is Outcome.RESET:
-        return Judgement.FAILURE
+        return AttemptOutcome.FAILURE
     if ended.outcome is Outcome.ABORTED or ended.status == 0:
-        return Judgement.NEUTRAL
+        return AttemptOutcome.NEUTRAL
     if not attempt.asks_for_output:
-        return Judgement.UNKNOWN if is_success(ended.status) else Judgement.NEUTRAL
+        return AttemptOutcome.UNKNOWN if is_success(ended.status) else AttemptOutcome.NEUTRAL
     if attempt.has_output:
-        return Judgement.SUCCESS
+        return AttemptOutcome.SUCCESS
     if attempt.answer is not None:
         return _OF_OUTPUT[attempt.answer.output]
     return _judge_unread(ended)
 
 
-def _judge_unread(ended: AttemptEnded) -> Judgement | None:
+def _judge_unread(ended: AttemptEnded) -> AttemptOutcome | None:
     if not is_success(ended.status) or ended.status == _NO_CONTENT:
-        return Judgement.NO_OUTPUT
+        return AttemptOutcome.NO_OUTPUT
     is_mute = ended.body_bytes == 0 and ended.first_byte_s is None
     if is_mute:
-        return Judgement.FAILURE if ended.streamed else Judgement.NO_OUTPUT
+        return AttemptOutcome.FAILURE if ended.streamed else AttemptOutcome.NO_OUTPUT
     if ended.streamed or is_json(ended.content_type):
         return None
-    return Judgement.NO_OUTPUT if is_page(ended.content_type) else Judgement.UNKNOWN
+    return AttemptOutcome.NO_OUTPUT if is_page(ended.content_type) else AttemptOutcome.UNKNOWN
 
 
 def is_success(status: int) -> bool:

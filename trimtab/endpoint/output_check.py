@@ -1,10 +1,10 @@
 """Whether the answers of an endpoint carry model output, set beside what other endpoints give."""
 
-from trimtab.endpoint.attempt import Attempt, Judgement
+from trimtab.endpoint.attempt import Attempt, AttemptOutcome
 from trimtab.endpoint.early_ends import AnswerTimes, EarlyEnds
 from trimtab.endpoint.outcome import explain_missing, is_json, is_success
 from trimtab.endpoint.peers import Answer, Peers, RequestKind, request_kind
-from trimtab.endpoint.sampling_confidence import Coverage
+from trimtab.endpoint.sampling_confidence import SamplingConfidence
 from trimtab.endpoint.snapshot import EndpointId
 from trimtab.observation.kinds import AttemptEnded, Outcome
 from trimtab.stats.fading import FadingShare
@@ -13,19 +13,21 @@ _HALF_LIFE_S = 10.0
 # A share of answers with output above which an answer that was not read is taken for one.
 _MOSTLY = 0.5
 # What is refused is cooled down, and what is leaving gets no more work.
-_OF_THE_MOMENT = frozenset({Judgement.REFUSED, Judgement.LEAVING})
+_OF_THE_MOMENT = frozenset({AttemptOutcome.REFUSED, AttemptOutcome.LEAVING})
 
 
 class OutputCheck:
     """The answers of one endpoint, compared with those of its peers. All but `endpoint` belongs to the whole pool."""
 
-    __slots__ = ("_answer_times", "_coverage", "_endpoint", "_outputs", "_peers", "early_ends")
+    __slots__ = ("_answer_times", "_endpoint", "_outputs", "_peers", "_sampling_confidence", "early_ends")
 
-    def __init__(self, endpoint: EndpointId, peers: Peers, answer_times: AnswerTimes, coverage: Coverage) -> None:
+    def __init__(
+        self, endpoint: EndpointId, peers: Peers, answer_times: AnswerTimes, sampling_confidence: SamplingConfidence
+    ) -> None:
         self._endpoint = endpoint
         self._peers = peers
         self._answer_times = answer_times
-        self._coverage = coverage
+        self._sampling_confidence = sampling_confidence
         self._outputs = FadingShare(_HALF_LIFE_S)  # answers with output, of those that were read
         self.early_ends = EarlyEnds()
 
@@ -41,15 +43,15 @@ class OutputCheck:
         if is_success(ended.status) and ended.outcome is Outcome.COMPLETE:
             self._note_reading(attempt, ended)
         match attempt.judgement:
-            case Judgement.SUCCESS if attempt.has_output:
+            case AttemptOutcome.SUCCESS if attempt.has_output:
                 self._answer_times.add(ended.at, max(0.0, ended.at - attempt.started_at))
                 self.tell_peers(attempt, ended.at, "")
                 return True
-            case Judgement.NO_OUTPUT:
+            case AttemptOutcome.NO_OUTPUT:
                 self.tell_peers(attempt, ended.at, explain_missing(attempt))
-            case Judgement.FAILURE if ended.status and not attempt.has_output:
+            case AttemptOutcome.FAILURE if ended.status and not attempt.has_output:
                 self.tell_peers(attempt, ended.at, explain_missing(attempt))
-            case Judgement.UNKNOWN if attempt.answer is not None or not _is_for_reading(ended):
+            case AttemptOutcome.UNKNOWN if attempt.answer is not None or not _is_for_reading(ended):
                 self.tell_peers(attempt, ended.at, explain_missing(attempt))
         return False
 
@@ -66,7 +68,7 @@ class OutputCheck:
         """
         if attempt.has_output or not attempt.asks_for_output or attempt.judgement in _OF_THE_MOMENT:
             return
-        if attempt.rejected is not None and attempt.judgement is Judgement.NEUTRAL:
+        if attempt.rejected is not None and attempt.judgement is AttemptOutcome.NEUTRAL:
             return
         if attempt.judgement is None and (not is_success(ended.status) or self.is_presumed(attempt, ended)):
             return
@@ -82,7 +84,10 @@ class OutputCheck:
             return False
         if not (is_success(ended.status) and ended.outcome is Outcome.COMPLETE and _is_for_reading(ended)):
             return False
-        if not (self._coverage.missed(attempt.started_at) or self._coverage.leaves_out(ended.at, ended.streamed)):
+        if not (
+            self._sampling_confidence.missed(attempt.started_at)
+            or self._sampling_confidence.leaves_out(ended.at, ended.streamed)
+        ):
             return False
         return self._outputs.share(ended.at, prior_hits=1.0, prior_total=1.0) > _MOSTLY
 
@@ -90,7 +95,7 @@ class OutputCheck:
         """Whether a whole answer is of a format that is not known, and no other endpoint gives a known one."""
         if not (is_success(ended.status) and ended.outcome is Outcome.COMPLETE and ended.body_bytes):
             return False
-        if attempt.judgement is not Judgement.UNKNOWN or not attempt.asks_for_output:
+        if attempt.judgement is not AttemptOutcome.UNKNOWN or not attempt.asks_for_output:
             return False
         is_read = attempt.answer is not None
         return (is_read or not _is_for_reading(ended)) and not self.others_answer(attempt, ended.at)
@@ -100,8 +105,8 @@ class OutputCheck:
         is_read = attempt.has_output or attempt.answer is not None or attempt.rejected is not None
         if is_read:
             self._outputs.add(ended.at, float(attempt.has_output), 1.0)
-        if not ended.streamed and _is_for_reading(ended) and not self._coverage.missed(attempt.started_at):
-            self._coverage.add_answer(ended.at, seen=is_read)
+        if not ended.streamed and _is_for_reading(ended) and not self._sampling_confidence.missed(attempt.started_at):
+            self._sampling_confidence.add_answer(ended.at, seen=is_read)
 
 
 def _kind(attempt: Attempt) -> RequestKind:

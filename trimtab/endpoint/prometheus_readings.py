@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from trimtab.endpoint.engine_rates import Rates
 from trimtab.endpoint.engine_readings import NOT_READ, PROCESS_START_JITTER_S, Origin, ReadingsView, fault_of
-from trimtab.observation.kinds import SignalQueried, Signals
+from trimtab.observation.kinds import PrometheusSample, Signals
 
 PROMETHEUS = "prometheus"
 
@@ -40,27 +40,27 @@ NOTHING_ASKED = Trust()
 
 
 @dataclass(frozen=True, slots=True)
-class QueriedView:
+class PrometheusView:
     """What is known with the help of Prometheus."""
 
     readings: ReadingsView
     custom: Mapping[str, CustomReading]  # in the order of their names
 
 
-class Queried:
+class PrometheusReadings:
     """The latest values of one incarnation."""
 
     __slots__ = ("_latest", "_made_of", "_stale_at", "_view", "_why")
 
     def __init__(self) -> None:
-        self._latest: dict[str, SignalQueried] = {}  # with a value
+        self._latest: dict[str, PrometheusSample] = {}  # with a value
         self._why: dict[str, str] = {}  # of those whose last answer gave no value, or failed
         # Pools are looked at several times a second, and answers come every few seconds.
-        self._view: QueriedView | None = None
+        self._view: PrometheusView | None = None
         self._made_of: tuple[ReadingsView, Trust] | None = None
         self._stale_at = inf  # when the first of its values is too old
 
-    def shows_restart(self, seen: SignalQueried) -> bool:
+    def shows_restart(self, seen: PrometheusSample) -> bool:
         """Whether a value comes from a later process than the one before it."""
         before = self._latest.get(seen.signal)
         if before is None or before.value is None or seen.value is None or seen.sampled_at <= before.sampled_at:
@@ -69,7 +69,7 @@ class Queried:
             return seen.value > before.value + PROCESS_START_JITTER_S
         return seen.signal in ("generated_tokens", "preemptions") and seen.value < before.value
 
-    def take(self, seen: SignalQueried) -> bool:
+    def take(self, seen: PrometheusSample) -> bool:
         """Take in an answer; whether it has a value. One that failed leaves the value that was known before."""
         self._view = None
         why = seen.error
@@ -87,7 +87,7 @@ class Queried:
             self._latest[seen.signal] = seen
         return seen.value is not None
 
-    def view(self, readings: ReadingsView, now: float, trust: Trust) -> QueriedView:
+    def view(self, readings: ReadingsView, now: float, trust: Trust) -> PrometheusView:
         """What other sources say, with what Prometheus knows beside it, or before it where it is preferred."""
         made_of = self._made_of
         if (
@@ -100,11 +100,11 @@ class Queried:
             return self._view
         fresh = {name: seen for name in trust.asked if (seen := self._fresh(name, now, trust))}
         self._stale_at = min((seen.sampled_at + trust.stale_after_s for seen in fresh.values()), default=inf)
-        self._view = QueriedView(self._added_to(readings, fresh, trust), self._custom(fresh, trust))
+        self._view = PrometheusView(self._added_to(readings, fresh, trust), self._custom(fresh, trust))
         self._made_of = (readings, trust)
         return self._view
 
-    def _added_to(self, readings: ReadingsView, fresh: Mapping[str, SignalQueried], trust: Trust) -> ReadingsView:
+    def _added_to(self, readings: ReadingsView, fresh: Mapping[str, PrometheusSample], trust: Trust) -> ReadingsView:
         if not trust.asked:
             return readings
         taken = {
@@ -126,7 +126,7 @@ class Queried:
             unknown,
         )
 
-    def _custom(self, fresh: Mapping[str, SignalQueried], trust: Trust) -> Mapping[str, CustomReading]:
+    def _custom(self, fresh: Mapping[str, PrometheusSample], trust: Trust) -> Mapping[str, CustomReading]:
         readings = {}
         for name in sorted(trust.asked - ASKABLE):
             seen = self._latest.get(name)
@@ -137,7 +137,7 @@ class Queried:
                 readings[name] = CustomReading(None, at, self._why_unknown(name))
         return readings
 
-    def _fresh(self, name: str, now: float, trust: Trust) -> SignalQueried | None:
+    def _fresh(self, name: str, now: float, trust: Trust) -> PrometheusSample | None:
         seen = self._latest.get(name)
         return seen if seen is not None and now - seen.sampled_at <= trust.stale_after_s else None
 

@@ -7,11 +7,11 @@ from trimtab.stats.fading import FadingShare
 HALF_LIFE_S = 10.0
 # The chance of calling an endpoint silent although all of its waiting streams are merely unwatched.
 _FALSE_ALARM = 0.05
-# An observer that is back is found by Envoy, and has read what waited for it, within so long.
+# An ext_proc worker that is back is found by Envoy, and has read what waited for it, within so long.
 _RECOVERY_S = 1.0
 
 
-class Coverage:
+class SamplingConfidence:
     """Learned from streams that were answered in full: was their first token seen?
 
     Watching is sampled under a flood, and stops while its service is away. A stream without a token then
@@ -26,7 +26,7 @@ class Coverage:
         self.missed_until = -inf
 
     def miss(self, at: float) -> None:
-        """An observer was away, or stopped, until `at`."""
+        """An ext_proc worker was away, or stopped, until `at`."""
         self.missed_until = max(self.missed_until, at + _RECOVERY_S)
 
     def missed(self, started_at: float) -> bool:

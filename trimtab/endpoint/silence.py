@@ -8,14 +8,14 @@ from trimtab.stats.quantile import SlidingQuantile
 
 # Between a client that gives up and the next attempt there is a moment in which nobody waits.
 _PAUSE_S = 1.0
-# Answers in one piece are rarer than first tokens, and each takes as long as it is.
+# unary answers are rarer than first tokens, and each takes as long as it is.
 _ANSWERS_SPAN_S = 600.0
 # The P99 of fewer answers says little of the longest one.
 _ANSWERS_MIN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SilenceLimits:
     """How long an endpoint may keep all who wait for it waiting before it is taken for dead, in seconds."""
 
     silent_after_s: float  # at least so long,
@@ -23,8 +23,8 @@ class Patience:
     stalled_after_s: float  # of streams that have begun
 
 
-class Life:
-    """One incarnation's signs of life.
+class OutputClock:
+    """When one incarnation was last seen to generate.
 
     Only what takes the model to make is one: tokens, whole answers, a counter of tokens that moves. Headers, pings,
     errors and metrics come from an engine that hangs too.
@@ -70,17 +70,17 @@ class Life:
         self._counted_at = max(self._counted_at, at)
 
     def answered(self, at: float, took_s: float) -> None:
-        """It gave an answer in one piece."""
+        """It gave a unary answer."""
         self.went_on(at)
         self._answers.add(at, took_s)
         self._answered += 1
 
     def usual_answer_s(self, now: float) -> float | None:
-        """P99 of how long answers in one piece took; None until there were enough of them."""
+        """P99 of how long unary answers took; None until there were enough of them."""
         return self._answers.value(now) if self._answered >= _ANSWERS_MIN else None
 
     def longest_answer_s(self, now: float) -> float:
-        """How long the longest answer in one piece took of late; 0 if there was none."""
+        """How long the longest unary answer took recently; 0 if there was none."""
         return self._answers.highest(now) or 0.0
 
     def gave_up(self, started_at: float, at: float) -> None:
@@ -134,5 +134,5 @@ class Life:
         self._read.clear()
 
     def _uncounted(self, now: float, unseen_s: float, counter_excuses_s: float) -> float:
-        """What of a time without a sign of life is left when its counter has its say."""
+        """How much of a time without output counts, given the engine's own counter."""
         return min(unseen_s, now - self._counted_at) if unseen_s <= counter_excuses_s else unseen_s

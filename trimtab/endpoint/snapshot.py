@@ -1,4 +1,4 @@
-"""The frozen view of a pool that laws, pages and metrics read. It is built by `Fleet` and swapped whole."""
+"""The frozen view of a pool that strategies, pages and metrics read. It is built by `Fleet` and swapped whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class EndpointView:
     ttft_samples: int = 0
     ttft_recent_s: float | None = None  # mean of the last 50 first tokens, single outliers of a busy endpoint left out
     ttft_p99_s: float | None = None  # of the first tokens of the last 60 s
-    # Gaps between tokens: by the streams that were read whole, without any of late by the engine's histogram.
+    # Gaps between tokens: by the streams that were read whole, without any recently by the engine's histogram.
     inter_token_s: float | None = None  # the mean
     inter_token_p99_s: float | None = None
     tokens_per_s: float | None = None  # generated now: by the engine's counter, without one by the streams read whole
@@ -93,7 +93,9 @@ class PoolSnapshot:
     pool: str
     at: float
     endpoints: tuple[EndpointView, ...]
-    held: frozenset[EndpointId] = frozenset()  # those that shaping lets have the floor at most, whatever a law says
+    held: frozenset[EndpointId] = (
+        frozenset()
+    )  # those that weighting lets have the floor at most, whatever a strategy says
     classes: tuple[ClassView, ...] = ()  # short to long; of a pool that has none, none
     barred: frozenset[EndpointId] = frozenset()  # those that take nothing of the longest class
     bytes_per_token: float | None = None  # of a request's body for each prompt token, by what the engines count

@@ -74,7 +74,7 @@ class TokenRatio:
             self._windows.append(bytes_per_token)
             self.value = median(self._windows) if len(self._windows) >= _LEAST_WINDOWS else None
 
-    def recall(self, bytes_per_token: float) -> None:
+    def restore(self, bytes_per_token: float) -> None:
         """Begin with what was known before."""
         for _ in range(_LEAST_WINDOWS):
             self.add(bytes_per_token)

@@ -12,7 +12,7 @@ VERDICT_WAIT_S = 1.0
 Event = FirstToken | AnswerRead | Rejected | StreamRead
 
 
-class Held:
+class UnmatchedEvents:
     """A bounded place to wait for a start."""
 
     __slots__ = ("_by_request", "_line")

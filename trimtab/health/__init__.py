@@ -1,1 +1,1 @@
-"""Whether an endpoint may take work: breaker, cool-down, probes and half-open trials."""
+"""Whether an endpoint may take work: breaker, cool-down, probes and half-open probes."""

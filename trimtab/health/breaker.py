@@ -3,7 +3,7 @@
 from enum import Enum
 from math import inf
 
-from trimtab.policy.model import Shaping
+from trimtab.policy.model import Weighting
 from trimtab.stats.fading import FadingShare
 
 # Each time that the deciding attempt fails, the breaker stays open twice as long; so often at most, that the power
@@ -46,28 +46,28 @@ class Breaker:
         """How many attempts failed, of how many, since it closed: those of about the last half minute."""
         return self._attempts.hits(now), self._attempts.total(now)
 
-    def failed(self, at: float, started_at: float, numbers: Shaping, *, mid_answer: bool = False) -> bool:
+    def failed(self, at: float, started_at: float, config: Weighting, *, mid_answer: bool = False) -> bool:
         """An attempt that was sent at `started_at` failed at `at`, perhaps amid its answer. Returns if it opens."""
         self._mid_answer = mid_answer
         match self.state(at):
             case BreakerState.CLOSED:
                 self.failures += 1
                 self._attempts.add(at, 1.0, 1.0)
-                opens = self.failures >= numbers.breaker_failures
+                opens = self.failures >= config.breaker_failures
             case BreakerState.HALF_OPEN:
                 opens = started_at > self.opened_at
             case BreakerState.OPEN:
                 opens = False
         if opens:
-            self.open(at, numbers)
+            self.open(at, config)
         return opens
 
-    def tried(self, at: float, started_at: float, numbers: Shaping) -> bool:
+    def tried(self, at: float, started_at: float, config: Weighting) -> bool:
         """An attempt that was sent at `started_at` failed in a way that counts while half-open only.
 
         Returns whether the breaker opens again.
         """
-        return self.state(at) is BreakerState.HALF_OPEN and self.failed(at, started_at, numbers)
+        return self.state(at) is BreakerState.HALF_OPEN and self.failed(at, started_at, config)
 
     def succeeded(self, at: float, started_at: float, *, generated: bool) -> None:
         """An attempt that was sent at `started_at` was answered in full at `at`.
@@ -80,7 +80,7 @@ class Breaker:
         elif generated:
             self._close(started_at)
 
-    def spoke(self, started_at: float, *, further: bool = False) -> None:
+    def token_seen(self, started_at: float, *, further: bool = False) -> None:
         """An attempt that was sent at `started_at` showed its first token, or a further one.
 
         That closes the breaker, unless it opened for answers that had begun as well: then a first token does not. While
@@ -89,7 +89,7 @@ class Breaker:
         if self.openings and (further or not self._mid_answer):
             self._close(started_at)
 
-    def suspect(self, at: float, since: float, numbers: Shaping, *, mid_answer: bool = False) -> bool:
+    def suspect(self, at: float, since: float, config: Weighting, *, mid_answer: bool = False) -> bool:
         """The endpoint is taken for dead at `at`, by what was sent after `since`. Returns whether it opens by that.
 
         If what was sent after `since` is answered after all, it closes; with `mid_answer`, if it is answered beyond its
@@ -98,19 +98,19 @@ class Breaker:
         if self.state(at) is BreakerState.OPEN:
             return False
         self._mid_answer = mid_answer
-        self.open(at, numbers, refuted_since=since)
+        self.open(at, config, refuted_since=since)
         return True
 
-    def open(self, at: float, numbers: Shaping, refuted_since: float | None = None) -> None:
+    def open(self, at: float, config: Weighting, refuted_since: float | None = None) -> None:
         """Open at `at`, or open again for twice as long."""
         self.opened_at = at
         self._refuted_since = at if refuted_since is None else refuted_since
-        self.until = at + min(numbers.breaker_open_s * 2**self.openings, numbers.breaker_open_cap_s)
+        self.until = at + min(config.breaker_open_s * 2**self.openings, config.breaker_open_cap_s)
         self.openings = min(self.openings + 1, MOST_OPENINGS)
         self.failures = 0
         self._attempts = FadingShare(_HALF_LIFE_S)
 
-    def recall(self, *, failures: int, openings: int, opened_at: float, until: float) -> None:
+    def restore(self, *, failures: int, openings: int, opened_at: float, until: float) -> None:
         """Go on from what was remembered."""
         self.failures, self.openings = failures, min(openings, MOST_OPENINGS)
         self.opened_at = self._refuted_since = opened_at

@@ -3,7 +3,7 @@
 from math import inf
 from random import Random
 
-from trimtab.policy.model import Shaping
+from trimtab.policy.model import Weighting
 
 # A saturation that follows so soon after the last cool-down shows that it was too short.
 REPEAT_WITHIN_S = 60.0
@@ -21,15 +21,15 @@ class CoolDown:
     def active(self, now: float) -> bool:
         return now < self.until
 
-    def refused(self, at: float, retry_after_s: float | None, numbers: Shaping, rng: Random) -> None:
+    def refused(self, at: float, retry_after_s: float | None, config: Weighting, rng: Random) -> None:
         """The engine said at `at` that it was full. A cool-down under way is at most made longer."""
         if not self.active(at):
             self.repeats = self.repeats + 1 if at <= self.until + REPEAT_WITHIN_S else 0
-            length = rng.uniform(numbers.cool_down_min_s, numbers.cool_down_max_s)
+            length = rng.uniform(config.cool_down_min_s, config.cool_down_max_s)
             # The exponent is bounded because the power would overflow long before the cap is looked at.
-            self._extend(at, length * numbers.cool_down_growth ** min(self.repeats, 64), numbers)
+            self._extend(at, length * config.cool_down_growth ** min(self.repeats, 64), config)
         if retry_after_s is not None:
-            self._extend(at, retry_after_s, numbers)
+            self._extend(at, retry_after_s, config)
 
-    def _extend(self, at: float, length_s: float, numbers: Shaping) -> None:
-        self.until = max(self.until, at + min(length_s, numbers.cool_down_cap_s))
+    def _extend(self, at: float, length_s: float, config: Weighting) -> None:
+        self.until = max(self.until, at + min(length_s, config.cool_down_cap_s))

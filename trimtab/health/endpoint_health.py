@@ -1,4 +1,4 @@
-"""What shaping holds against one incarnation of an endpoint."""
+"""What weighting holds against one incarnation of an endpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.decision import State
-from trimtab.endpoint.attempt import Judgement
-from trimtab.endpoint.evidence import Judged
-from trimtab.endpoint.failure_signals import Sign, Suspected
+from trimtab.endpoint.attempt import AttemptOutcome
+from trimtab.endpoint.evidence import OutcomeSeen
+from trimtab.endpoint.failure_signals import FailureSignal, Suspected
 from trimtab.endpoint.prometheus_readings import CustomReading
 from trimtab.health.breaker import Breaker, BreakerState
 from trimtab.health.cooldown import CoolDown
-from trimtab.health.probe_health import Liveness, LivenessMemory
-from trimtab.policy.model import Shaping
+from trimtab.health.probe_health import ProbeHealth, ProbeHealthMemory
+from trimtab.policy.model import Weighting
 from trimtab.policy.prometheus import CustomSignal
-from trimtab.weights.slow_start import Ramp
+from trimtab.weights.slow_start import SlowStart
 
 # An endpoint that was out for a full KV cache comes back a little below the limit, or it would flap.
 _KV_HYSTERESIS = 0.02
-# An endpoint that is leaned on and refuses or fails again keeps this part of its work, at each step,
+# In panic, an endpoint that refuses or fails again keeps this part of its work, at each step,
 _LEANED_ON_LESS = 0.5
 # and none once it is below this part.
 _LEANED_ON_LEAST = 0.05
@@ -40,11 +40,11 @@ class Hold:
     state: State
     until: float | None
     reason: str
-    tries: bool = False  # it gets the floor: parked, or half-open and the attempt that decides is yet to be sent
+    tries: bool = False  # it gets the floor: consolidated, or half-open and the attempt that decides is yet to be sent
 
 
-class StandingMemory(BaseModel):
-    """What of a standing is kept over a restart of the control plane. None: never."""
+class EndpointHealthMemory(BaseModel):
+    """What of an endpoint's health is kept over a restart of the control plane. None: never."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -56,97 +56,97 @@ class StandingMemory(BaseModel):
     breaker_openings: Count = 0
     breaker_opened_at: float | None = None
     breaker_until: float | None = None
-    why: dict[Judgement, str] = {}
+    why: dict[AttemptOutcome, str] = {}
     leaned_on: float = Field(default=0, ge=0, le=1)
-    liveness: LivenessMemory | None = None
+    probe_health: ProbeHealthMemory | None = None
 
 
-class Standing:
-    """Cool-down, drain, breaker, liveness, KV rule and ramp of an endpoint that comes in at `now` with a score."""
+class EndpointHealth:
+    """Cool-down, drain, breaker, probes, KV rule and slow start of an endpoint that comes in at `now` with a score."""
 
     __slots__ = (
         "_accused",
         "_breaker",
         "_cool_down",
+        "_failure_signals",
         "_leaving_until",
         "_past",
-        "_signs",
         "_why",
         "leaned_on",
-        "liveness",
-        "ramp",
+        "probe_health",
+        "slow_start",
         "was_full",
     )
 
     def __init__(self, now: float, score: float) -> None:
-        self.ramp = Ramp(now, score)
+        self.slow_start = SlowStart(now, score)
         self._cool_down = CoolDown()
         self._breaker = Breaker()
-        self.liveness = Liveness()
+        self.probe_health = ProbeHealth()
         self._leaving_until = -inf
-        self._why: dict[Judgement, str] = {}  # of the last one of a kind
+        self._why: dict[AttemptOutcome, str] = {}  # of the last one of a kind
         self.was_full = False  # out for it at the last step
         self._past = _NONE  # custom signals past their limits -> action, and why
         self.leaned_on = 0.0  # 0..1, the part of its work that it keeps while it is held
         self._accused = False  # since the last step
-        self._signs: list[Sign] = []  # since they were taken last
+        self._failure_signals: list[FailureSignal] = []  # since they were taken last
 
-    def judged(self, judged: Judged, numbers: Shaping, rng: Random) -> None:
+    def judged(self, judged: OutcomeSeen, config: Weighting, rng: Random) -> None:
         """Take in what an attempt said of the endpoint."""
         match judged.judgement:
-            case Judgement.REFUSED:
-                self._cool_down.refused(judged.at, judged.retry_after_s, numbers, rng)
-            case Judgement.LEAVING:
-                self._signs.append(Sign.LEAVING)
-                self._leaving_until = max(self._leaving_until, judged.at + numbers.cool_down_cap_s)
-            case Judgement.FAILURE:
-                if judged.sign is not None:
-                    self._signs.append(judged.sign)
-                if self._breaker.failed(judged.at, judged.started_at, numbers, mid_answer=judged.generated):
-                    self._signs.append(Sign.FAILURES)
-            case Judgement.SUCCESS | Judgement.UNKNOWN:
+            case AttemptOutcome.REFUSED:
+                self._cool_down.refused(judged.at, judged.retry_after_s, config, rng)
+            case AttemptOutcome.LEAVING:
+                self._failure_signals.append(FailureSignal.LEAVING)
+                self._leaving_until = max(self._leaving_until, judged.at + config.cool_down_cap_s)
+            case AttemptOutcome.FAILURE:
+                if judged.failure_signal is not None:
+                    self._failure_signals.append(judged.failure_signal)
+                if self._breaker.failed(judged.at, judged.started_at, config, mid_answer=judged.generated):
+                    self._failure_signals.append(FailureSignal.FAILURES)
+            case AttemptOutcome.SUCCESS | AttemptOutcome.UNKNOWN:
                 self._breaker.succeeded(judged.at, judged.started_at, generated=judged.generated)
                 return
-            case Judgement.NO_OUTPUT if judged.others_answer and self._breaker.tried(
-                judged.at, judged.started_at, numbers
+            case AttemptOutcome.NO_OUTPUT if judged.others_answer and self._breaker.tried(
+                judged.at, judged.started_at, config
             ):
-                self._signs.append(Sign.NO_OUTPUT)
-                self._why[Judgement.FAILURE] = f"{judged.why}, and other endpoints give output to such requests"
+                self._failure_signals.append(FailureSignal.NO_OUTPUT)
+                self._why[AttemptOutcome.FAILURE] = f"{judged.why}, and other endpoints give output to such requests"
             case _:
                 return
         self._accused = True
         self._why[judged.judgement] = judged.why
 
-    def spoke(self, at: float, started_at: float, *, further: bool) -> None:
+    def token_seen(self, at: float, started_at: float, *, further: bool) -> None:
         """An attempt that was sent at `started_at` showed its first token, or a further one after a suspicion."""
-        self._breaker.spoke(started_at, further=further)
-        self.liveness.spoke(at, started_at)
+        self._breaker.token_seen(started_at, further=further)
+        self.probe_health.token_seen(at, started_at)
 
-    def suspected(self, suspected: Suspected, numbers: Shaping) -> None:
+    def suspected(self, suspected: Suspected, config: Weighting) -> None:
         """Take in that the endpoint is taken for dead."""
-        mid_answer = suspected.sign is Sign.STALLED
-        if self._breaker.suspect(suspected.at, suspected.since, numbers, mid_answer=mid_answer):
-            self._signs.append(suspected.sign)
-            self._why[Judgement.FAILURE] = suspected.why
+        mid_answer = suspected.failure_signal is FailureSignal.STALLED
+        if self._breaker.suspect(suspected.at, suspected.since, config, mid_answer=mid_answer):
+            self._failure_signals.append(suspected.failure_signal)
+            self._why[AttemptOutcome.FAILURE] = suspected.why
 
     def recent(self, now: float) -> tuple[float, float]:
-        """How many attempts failed of late, of how many."""
+        """How many attempts failed recently, of how many."""
         return self._breaker.recent(now)
 
-    def open(self, now: float, sign: Sign, why: str, numbers: Shaping) -> None:
+    def open(self, now: float, failure_signal: FailureSignal, why: str, config: Weighting) -> None:
         """Open the breaker, which is closed."""
-        self._signs.append(sign)
-        self._why[Judgement.FAILURE] = why
-        self._breaker.open(now, numbers)
+        self._failure_signals.append(failure_signal)
+        self._why[AttemptOutcome.FAILURE] = why
+        self._breaker.open(now, config)
 
-    def note(self, sign: Sign) -> None:
-        """Take note of a sign from which nothing follows here."""
-        self._signs.append(sign)
+    def note(self, failure_signal: FailureSignal) -> None:
+        """Take note of a failure signal from which nothing follows here."""
+        self._failure_signals.append(failure_signal)
 
-    def take_signs(self) -> Sequence[Sign]:
-        """The signs of death that were seen since this was asked last."""
-        signs, self._signs = self._signs, []
-        return signs
+    def take_failure_signals(self) -> Sequence[FailureSignal]:
+        """The failure signals that were seen since this was asked last."""
+        failure_signals, self._failure_signals = self._failure_signals, []
+        return failure_signals
 
     def hold(self, now: float, newest_sent_at: float | None = None) -> Hold | None:
         """Why the endpoint is held back at `now`; None if it is not.
@@ -155,20 +155,20 @@ class Standing:
         """
         breaker = self._breaker.state(now)
         if now < self._leaving_until:
-            return self._out(now, State.DRAINING, self._leaving_until, Judgement.LEAVING)
+            return self._out(now, State.DRAINING, self._leaving_until, AttemptOutcome.LEAVING)
         if breaker is BreakerState.OPEN:
-            return self._out(now, State.OPEN, self._breaker.until, Judgement.FAILURE)
-        if self.liveness.state is State.DOWN:
-            return Hold(State.DOWN, None, self.liveness.reason)
+            return self._out(now, State.OPEN, self._breaker.until, AttemptOutcome.FAILURE)
+        if self.probe_health.state is State.DOWN:
+            return Hold(State.DOWN, None, self.probe_health.reason)
         if self._cool_down.active(now):
-            return self._out(now, State.COOLING, self._cool_down.until, Judgement.REFUSED)
+            return self._out(now, State.COOLING, self._cool_down.until, AttemptOutcome.REFUSED)
         if breaker is BreakerState.HALF_OPEN:
-            why = self._why.get(Judgement.FAILURE, "failures")
+            why = self._why.get(AttemptOutcome.FAILURE, "failures")
             tries = newest_sent_at is None or newest_sent_at <= self._breaker.until
             decides = "the next attempt decides" if tries else "an attempt under way decides"
             return Hold(State.HALF_OPEN, None, f"half-open: {why}; {decides}", tries)
-        if self.liveness.state is State.HALF_OPEN:
-            return Hold(State.HALF_OPEN, None, self.liveness.reason, tries=True)
+        if self.probe_health.state is State.HALF_OPEN:
+            return Hold(State.HALF_OPEN, None, self.probe_health.reason, tries=True)
         return None
 
     def lean_on(self, hold: Hold | None, is_needed: bool) -> None:
@@ -179,7 +179,7 @@ class Standing:
         """
         if is_needed:
             self.leaned_on = 1.0
-        elif hold is None or hold.state in (State.FULL, State.DOWN, State.PARKED):
+        elif hold is None or hold.state in (State.FULL, State.DOWN, State.CONSOLIDATED):
             self.leaned_on = 0.0
         elif self._accused:
             less = self.leaned_on * _LEANED_ON_LESS
@@ -207,12 +207,12 @@ class Standing:
         """What is said of the first custom signal with this action that is past its limit."""
         return next((why for of, why in self._past.values() if of == action), None)
 
-    def remember(self) -> StandingMemory:
+    def dump(self) -> EndpointHealthMemory:
         def when(at: float) -> float | None:
             return None if at == -inf else at
 
-        return StandingMemory(
-            score=self.ramp.score,
+        return EndpointHealthMemory(
+            score=self.slow_start.score,
             cooling_until=when(self._cool_down.until),
             cool_down_repeats=self._cool_down.repeats,
             leaving_until=when(self._leaving_until),
@@ -222,30 +222,30 @@ class Standing:
             breaker_until=when(self._breaker.until),
             why=dict(self._why),
             leaned_on=self.leaned_on,
-            liveness=self.liveness.remember(),
+            probe_health=self.probe_health.dump(),
         )
 
     @classmethod
-    def recall(cls, now: float, memory: StandingMemory, numbers: Shaping) -> "Standing":
+    def restore(cls, now: float, memory: EndpointHealthMemory, config: Weighting) -> "EndpointHealth":
         """Go on where `remember` left off; nothing lasts longer than if it had begun just now."""
 
         def when(at: float | None, at_most_s: float) -> float:
             return -inf if at is None else min(at, now + at_most_s)
 
-        standing = cls(now, memory.score)
-        standing._cool_down.until = when(memory.cooling_until, numbers.cool_down_cap_s)
-        standing._cool_down.repeats = memory.cool_down_repeats
-        standing._leaving_until = when(memory.leaving_until, numbers.cool_down_cap_s)
-        standing._breaker.recall(
+        health = cls(now, memory.score)
+        health._cool_down.until = when(memory.cooling_until, config.cool_down_cap_s)
+        health._cool_down.repeats = memory.cool_down_repeats
+        health._leaving_until = when(memory.leaving_until, config.cool_down_cap_s)
+        health._breaker.restore(
             failures=memory.breaker_failures,
             openings=memory.breaker_openings,
             opened_at=when(memory.breaker_opened_at, 0.0),
-            until=when(memory.breaker_until, numbers.breaker_open_cap_s),
+            until=when(memory.breaker_until, config.breaker_open_cap_s),
         )
-        standing._why = dict(memory.why)
-        standing.leaned_on = memory.leaned_on
-        standing.liveness = Liveness.recall(now, memory.liveness)
-        return standing
+        health._why = dict(memory.why)
+        health.leaned_on = memory.leaned_on
+        health.probe_health = ProbeHealth.restore(now, memory.probe_health)
+        return health
 
-    def _out(self, now: float, state: State, until: float, because: Judgement) -> Hold:
+    def _out(self, now: float, state: State, until: float, because: AttemptOutcome) -> Hold:
         return Hold(state, until, f"{state}: {self._why.get(because, because.value)}, {until - now:.1f} s left")

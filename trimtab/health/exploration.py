@@ -1,11 +1,11 @@
-"""Trials: an endpoint that is half open is sent one request soon, however small its share is."""
+"""Half-open probes: an endpoint that is half open is sent one request soon, however small its share is."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
 
 from trimtab.endpoint.snapshot import EndpointId, EndpointView
 
-# Of all requests no more than about one in so long is a trial.
+# Of all requests no more than about one in so long is a half-open probe.
 _PAUSE_S = 1.0
 # A connection that is never made is not seen for a second: after so many requests, by its share, one was sent.
 _ENOUGH = 1.0
@@ -15,12 +15,12 @@ _HALF_LIFE_S = 20.0
 _MOST = 0.4
 
 
-class Trials:
+class Exploration:
     """Chooses which half-open endpoint of a pool is tried next, and with what share.
 
     A floor of some per cent does not do it: each push makes Envoy begin its schedule anew, so where requests are rarer
-    than pushes only the largest weights are picked. The share of a trial is that of one request of what the next
-    interval may bring, and it ends when an attempt is seen to be under way.
+    than pushes only the largest weights are picked. The share of a half-open probe is that of one request of what the
+    next interval may bring, and it ends when an attempt is seen to be under way.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Trials:
     def choose(
         self, now: float, views: Sequence[EndpointView], half_open: frozenset[EndpointId]
     ) -> Mapping[EndpointId, float]:
-        """The endpoint that is on trial, if one is, with its share (0..0.4)."""
+        """The endpoint that is probed, if one is, with its share (0..0.4)."""
         came = self._follow(now, views)
         share = min(_MOST, 1.0 / max(1.0, self._peak))
         self._expected += share * came
@@ -44,7 +44,7 @@ class Trials:
             self._tried = None
             if not idle or now < self._tried_at + _PAUSE_S:
                 return {}
-            # In turn, so that one whose trial comes to nothing does not stand before the others.
+            # In turn, so that one whose probe comes to nothing does not stand before the others.
             self._tried = self._last = next((id for id in idle if self._last and id > self._last), idle[0])
             self._expected = 0.0
         self._tried_at = now

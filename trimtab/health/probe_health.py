@@ -30,10 +30,10 @@ class Watch:
     """What a pool's endpoints are watched by."""
 
     probing: bool = False
-    frozen_s: float = 0.0  # counters that stand still for so long are a sign; 0: never
+    frozen_s: float = 0.0  # counters that stand still for so long are a failure signal; 0: never
 
 
-class LivenessMemory(BaseModel):
+class ProbeHealthMemory(BaseModel):
     """What is kept over a restart of an endpoint that was out, or half-open."""
 
     model_config = ConfigDict(frozen=True)
@@ -43,8 +43,8 @@ class LivenessMemory(BaseModel):
     why: str
 
 
-class Liveness:
-    """One endpoint's state: one sign against it makes it suspect, the next one puts it out.
+class ProbeHealth:
+    """One endpoint's state: one failure signal makes it suspect, the next one puts it out.
 
     Whatever shows that it generates takes back what silence said: a probe's token, the first token of an attempt, a
     counter that moves. A wrong answer is only taken back by a right one.
@@ -86,7 +86,7 @@ class Liveness:
             case _:
                 pass  # undecided, or silent only because it was at work for others
 
-    def spoke(self, at: float, started_at: float) -> None:
+    def token_seen(self, at: float, started_at: float) -> None:
         """An attempt that was sent at `started_at` showed its first token."""
         self._alive_at = max(self._alive_at, at)
         if self._cause is not Cause.WRONG and at > self._since:
@@ -120,19 +120,19 @@ class Liveness:
             reason=last.reason if last else "",
         )
 
-    def remember(self) -> LivenessMemory | None:
+    def dump(self) -> ProbeHealthMemory | None:
         if self.state not in (State.DOWN, State.HALF_OPEN):
             return None
-        return LivenessMemory(is_down=self.state is State.DOWN, cause=self._cause, why=self._why)
+        return ProbeHealthMemory(is_down=self.state is State.DOWN, cause=self._cause, why=self._why)
 
     @classmethod
-    def recall(cls, now: float, memory: LivenessMemory | None) -> "Liveness":
+    def restore(cls, now: float, memory: ProbeHealthMemory | None) -> "ProbeHealth":
         """Go on where `remember` left off; only what is seen from now on changes it."""
-        liveness = cls()
+        probe_health = cls()
         if memory is not None:
-            liveness.state = State.DOWN if memory.is_down else State.HALF_OPEN
-            liveness._since, liveness._cause, liveness._why = now, memory.cause, memory.why
-        return liveness
+            probe_health.state = State.DOWN if memory.is_down else State.HALF_OPEN
+            probe_health._since, probe_health._cause, probe_health._why = now, memory.cause, memory.why
+        return probe_health
 
     def _count_frozen(self, now: float, view: EndpointView, limit_s: float) -> None:
         # Tokens that clients were seen to get prove a counter wrong.

@@ -29,7 +29,7 @@ ARMS: Mapping[str, str] = {
     "capacity": "capacity",
     "trimtab": "predicted_ttft",
 }
-"""The demo's arms, and the laws that they stand for."""
+"""The demo's arms, and the strategies that they stand for."""
 
 _CHANCES = 20  # virtual runs of each arm: where a request goes is a matter of chance, and P99 is that of three
 _COMPARED = ("p50", "p99")
@@ -48,27 +48,29 @@ def validate(seconds: float, runs: int, console: Console) -> dict[str, Any]:
         f"{len(piece)} requests in {seconds:g} s; all that is open {CUT_AFTER_LAST_S:g} s after the last is cut off",
         highlight=False,
     )
-    virtual = {law: _virtual(arm, law, piece) for arm, law in ARMS.items()}
-    real: dict[str, list[dict[str, Any]]] = {law: [] for law in ARMS.values()}
+    virtual = {strategy: _virtual(arm, strategy, piece) for arm, strategy in ARMS.items()}
+    real: dict[str, list[dict[str, Any]]] = {strategy: [] for strategy in ARMS.values()}
     for run in range(runs):
-        for arm, law in ARMS.items():
+        for arm, strategy in ARMS.items():
             about = f"on real Envoy, run {run + 1} of {runs}"
             with told(arm, about, console), console.status(f"{arm} {about}"):
-                real[law].append(asyncio.run(_real(arm, piece, seed=run)))
+                real[strategy].append(asyncio.run(_real(arm, piece, seed=run)))
     rows: dict[str, dict[str, Any]] = {}
-    for law in ARMS.values():
-        seen, said = _medians(real[law]), _medians(virtual[law])
-        of_runs = {key: {"real": _sorted(real[law], key), "virtual": _sorted(virtual[law], key)} for key in _COMPARED}
-        rows[law] = {
+    for strategy in ARMS.values():
+        seen, said = _medians(real[strategy]), _medians(virtual[strategy])
+        of_runs = {
+            key: {"real": _sorted(real[strategy], key), "virtual": _sorted(virtual[strategy], key)} for key in _COMPARED
+        }
+        rows[strategy] = {
             "real": seen,
             "virtual": said,
             "error": {key: said["ttft_ms"][key] / seen["ttft_ms"][key] - 1 for key in _COMPARED},
             "runs_ms": of_runs,
             "in_range": {key: _is_in_range(**runs) for key, runs in of_runs.items()},
         }
-    ranking = {side: sorted(rows, key=lambda law: _rank(rows[law][side])) for side in ("real", "virtual")}
+    ranking = {side: sorted(rows, key=lambda strategy: _rank(rows[strategy][side])) for side in ("real", "virtual")}
     report = {
-        "laws": rows,
+        "strategies": rows,
         "ranking": ranking,
         "ranking_agrees": ranking["real"] == ranking["virtual"],
         "within": {key: all(abs(row["error"][key]) <= _TOLERANCE for row in rows.values()) for key in _COMPARED},
@@ -78,7 +80,7 @@ def validate(seconds: float, runs: int, console: Console) -> dict[str, Any]:
     return report
 
 
-def _virtual(arm: str, law: str, piece: Sequence[Request]) -> list[dict[str, Any]]:
+def _virtual(arm: str, strategy: str, piece: Sequence[Request]) -> list[dict[str, Any]]:
     fleet = SimulatedFleet(
         "demo",
         "",
@@ -92,9 +94,9 @@ def _virtual(arm: str, law: str, piece: Sequence[Request]) -> list[dict[str, Any
     )
     if arm == "trimtab":
         addresses = [EngineAddress(one.name, one.kind.name, one.address, 0) for one in fleet.endpoints]
-        made = policy_arm(law, fleet, Pool.model_validate(demo_policy(addresses, law)["pools"][0]))
+        made = policy_arm(strategy, fleet, Pool.model_validate(demo_policy(addresses, strategy)["pools"][0]))
     else:
-        made = make_arm(law, fleet)
+        made = make_arm(strategy, fleet)
     conditions = Conditions(cut_after_last_s=CUT_AFTER_LAST_S)
     runs = [figures(Simulation(piece, fleet, made, seed, conditions).run()) for seed in range(1, _CHANCES + 1)]
     return [{key: run[key] for key in ("ttft_ms", "success", "share")} for run in runs]
@@ -139,11 +141,11 @@ def _rank(side: Mapping[str, Any]) -> float:
 
 def _show(report: Mapping[str, Any], console: Console) -> None:
     rows = {}
-    for law, row in report["laws"].items():
+    for strategy, row in report["strategies"].items():
         for side in ("real", "virtual"):
             ttft, share = row[side]["ttft_ms"], row[side]["share"]
             off = " / ".join(f"{row['error'][key]:+.0%}" for key in _COMPARED) if side == "virtual" else ""
-            rows[f"{law} {side}"] = (
+            rows[f"{strategy} {side}"] = (
                 *(f"{ttft[key]:,.0f}" for key in ("mean", "p50", "p90", "p99")),
                 off,
                 *(_span(row["runs_ms"][key][side]) for key in _COMPARED),

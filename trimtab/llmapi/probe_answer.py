@@ -24,7 +24,7 @@ class ProbeAnswer:
     def __init__(self, rejections: RejectionReader, status: int, headers: Mapping[str, str], now: float) -> None:
         self.result: ProbeResult | None = None  # None: not decided yet, and the answer goes on
         self.reason = ""  # of a result that is no token
-        self.spoke = False  # a token was seen
+        self.token_seen = False  # a token was seen
         self.model = ""  # that the answer names
         self._rejections = rejections
         self._status = status
@@ -55,7 +55,7 @@ class ProbeAnswer:
             return self.result
         if self._status != 200:
             return self._judge_error()
-        if self.spoke:
+        if self.token_seen:
             return self._decide(ProbeResult.TOKEN, "")
         return self._decide(ProbeResult.WRONG, "the answer has no token")
 
@@ -78,7 +78,7 @@ class ProbeAnswer:
         if meaning.failed:
             self._judge_event(data)
         elif meaning.token or meaning.done:
-            self.spoke = True
+            self.token_seen = True
 
     def _judge_event(self, data: bytes) -> None:
         verdict = self._rejections.judge(200, {}, data, self._now).verdict

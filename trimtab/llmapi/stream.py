@@ -18,7 +18,7 @@ _PLAIN_STRING = re.compile(rb'[^"\\\x00-\x1f]+')
 
 
 class EventKind(StrEnum):
-    """What one event of a stream means to an observer."""
+    """What one event of a stream means to an ext_proc worker."""
 
     TOKEN = "token"  # it carries generated content
     ERROR = "error"  # the engine reports a failure

@@ -1,6 +1,6 @@
 """What was seen of attempts, endpoints and engines. The only way data enters a scorer.
 
-All times are Unix seconds on the clock of the machine that runs Envoy and the observers (they share it: the
+All times are Unix seconds on the clock of the machine that runs Envoy and the ext_proc workers (they share it: the
 services listen on loopback or a unix socket). `pool` is the pool's name, which is also Envoy's cluster name;
 `address` is `ip:port` exactly as Envoy reports it.
 """
@@ -133,7 +133,7 @@ class StreamRead:
     gaps_s: tuple[float, ...]  # from each chunk that carried generated content to the next; 0 if they came together
     finished: bool  # it ended as its protocol says ([DONE], message_stop, a finish_reason)
     verdict: Verdict | None  # of an error event after the first token
-    cut_short: bool = False  # it ended cleanly, and not as its protocol says
+    truncated: bool = False  # it ended cleanly, and not as its protocol says
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ class ClusterChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class ObserverMissed:
-    """An observer is, or was until now, away or stopped: tokens go unseen, or are read long after they came."""
+class WorkerMissed:
+    """An ext_proc worker is, or was until now, away or stopped: tokens go unseen, or are read long after they came."""
 
     address: ClassVar[str] = ""
     at: float
@@ -224,7 +224,7 @@ class SignalsRead:
 
 
 @dataclass(frozen=True, slots=True)
-class SignalQueried:
+class PrometheusSample:
     """What a Prometheus server said of one signal of one endpoint. None is UNKNOWN."""
 
     at: float
@@ -258,9 +258,9 @@ Observation = (
     | AnswerRead
     | StreamRead
     | SignalsRead
-    | SignalQueried
+    | PrometheusSample
     | Probed
     | LoadReported
     | ClusterChanged
-    | ObserverMissed
+    | WorkerMissed
 )

@@ -11,15 +11,15 @@ from trimtab.observation.kinds import (
     FirstToken,
     LoadReported,
     Observation,
-    ObserverMissed,
     Probed,
+    PrometheusSample,
     Rejected,
-    SignalQueried,
     SignalsRead,
     StreamRead,
+    WorkerMissed,
 )
 
-# Observers and the control plane share a clock; what is further ahead than this would freeze every average.
+# The ext_proc workers and the control plane share a clock; what is further ahead than this would freeze every average.
 MAX_AHEAD_S = 5.0
 
 
@@ -40,16 +40,16 @@ def _answer(o: AttemptEnded) -> tuple[float, ...]:
 # `repr` is several times as slow.
 _KEYS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     SignalsRead: lambda o: (o.at, 0, o.address, repr(o)),
-    SignalQueried: lambda o: (o.at, 0, o.address, repr(o)),
+    PrometheusSample: lambda o: (o.at, 0, o.address, repr(o)),
     Probed: lambda o: (o.at, 1, "probe", o.address, repr(o)),
     ClusterChanged: lambda o: (o.at, 1, "cluster"),
-    ObserverMissed: lambda o: (o.at, 1, "observer"),
+    WorkerMissed: lambda o: (o.at, 1, "worker"),
     LoadReported: lambda o: (o.at, 1, "report", o.node, repr(o)),
     AttemptStarted: lambda o: (o.at, 2, o.address, o.request_id, *_asked(o)),
     FirstToken: lambda o: (o.at, 3, o.address, o.request_id),
     Rejected: lambda o: (o.at, 4, o.address, o.request_id, repr(o)),
     AnswerRead: lambda o: (o.at, 3, o.address, o.request_id, repr(o)),
-    StreamRead: lambda o: (o.at, 5, o.address, o.request_id, o.gaps_s, o.finished, o.verdict or "", o.cut_short),
+    StreamRead: lambda o: (o.at, 5, o.address, o.request_id, o.gaps_s, o.finished, o.verdict or "", o.truncated),
     AttemptEnded: lambda o: (
         o.at,
         6,

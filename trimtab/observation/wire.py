@@ -1,4 +1,4 @@
-"""Observations and decisions as the messages of `proto/trimtab/v1/feedback.proto`."""
+"""Observations and decisions as the messages of `proto/trimtab/v1/observation_stream.proto`."""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from trimtab.observation.kinds import (
     Verdict,
 )
 from trimtab.pool import PoolDecision
-from trimtab.v1 import feedback_pb2 as pb
+from trimtab.v1 import observation_stream_pb2 as pb
 
 _VERDICTS = {verdict: f"VERDICT_{verdict.name}" for verdict in Verdict}
 _OUTCOMES = {outcome: f"OUTCOME_{outcome.name}" for outcome in Outcome}
@@ -29,7 +29,7 @@ _OUTPUT_OF: dict[int, Output] = {pb.Output.Value(name): output for output, name 
 def to_proto(observation: Observation) -> pb.Observation:
     """An observation of the data path as a message.
 
-    Raises TypeError for a kind that observers do not make (`LoadReported`, `SignalsRead`) and ValueError
+    Raises TypeError for a kind that ext_proc workers do not make (`LoadReported`, `SignalsRead`) and ValueError
     for a value that the message cannot hold (a negative count, a text that is not Unicode).
     """
     match observation:
@@ -83,11 +83,11 @@ def to_proto(observation: Observation) -> pb.Observation:
                     gaps_s=observation.gaps_s,
                     finished=observation.finished,
                     verdict=None if observation.verdict is None else _VERDICTS[observation.verdict],
-                    cut_short=observation.cut_short,
+                    truncated=observation.truncated,
                 )
             )
         case _:
-            raise TypeError(f"{type(observation).__name__} is not sent by observers")
+            raise TypeError(f"{type(observation).__name__} is not sent by ext_proc workers")
     what.at = observation.at
     what.pool = observation.pool
     what.address = observation.address
@@ -97,7 +97,7 @@ def to_proto(observation: Observation) -> pb.Observation:
 
 def from_proto(message: pb.Observation) -> Observation | None:
     """The observation in a message; None if there is none to trust: an unknown kind, verdict or outcome
-    (from a newer observer), no pool or address, or a time that is not a finite number >= 0.
+    (from a newer ext_proc worker), no pool or address, or a time that is not a finite number >= 0.
     """
     at, pool, address, request_id = message.at, message.pool, message.address, message.request_id
     if not (_is_time(at) and pool and address):
@@ -183,13 +183,13 @@ def from_proto(message: pb.Observation) -> Observation | None:
                 gaps_s=tuple(read.gaps_s),
                 finished=read.finished,
                 verdict=late,
-                cut_short=read.cut_short,
+                truncated=read.truncated,
             )
     return None
 
 
 def states_to_proto(decisions: Iterable[PoolDecision]) -> pb.PoolStates:
-    """The state of all pools, for the observers."""
+    """The state of all pools, for the ext_proc workers."""
     return pb.PoolStates(
         pools=[
             pb.PoolState(

@@ -30,14 +30,14 @@ _SYNTAX = (
     (r"character '(.)' that cannot start", "text cannot begin with {0} in YAML: put it in quotes"),
     (
         "mapping values are not allowed",
-        'this ":" does not fit: mend the indentation, or quote text that has ": " in it',
+        'this ":" does not fit: fix the indentation, or quote text that has ": " in it',
     ),
     ("sequence entries are not allowed", 'this "-" does not fit: begin the list on a line of its own'),
     ("could not find expected ':'", 'a key without its ":"'),
     ("found unexpected (?:end of stream|document separator)", "the quote that opens here is never closed"),
     (r"expected ',' or '([\]}])'", 'a "," or "{0}" is missing for what line {line} opens'),
     ("expected the node content, but found '<stream end>'", "the file ends in the middle: is it whole?"),
-    ("expected <block end>", "this line does not fit those above: mend the indentation"),
+    ("expected <block end>", "this line does not fit those above: fix the indentation"),
     (
         "undefined alias '([^']*)",
         "*{0} repeats what is marked with &{0}, and nothing is: quote it if it is text",
@@ -53,7 +53,7 @@ _SYNTAX = (
 """What the parser says of a mistake (a pattern), and what an operator is told instead."""
 
 _AT_CONTEXT = "end of stream|document separator|could not find expected"
-"""Mistakes that the parser notices far below the place to mend, which it calls the context."""
+"""Mistakes that the parser notices far below the place to fix, which it calls the context."""
 
 
 class _Entry(NamedTuple):

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from trimtab.policy.document import Document
 from trimtab.policy.problem import Path, Problem
-from trimtab.policy.schema import Schema, at, laws, sections, wanted
+from trimtab.policy.schema import Schema, at, sections, strategies, wanted
 from trimtab.policy.words import quoted, shown, unit, without_unit
 from trimtab.strict import FlawedError
 
@@ -46,10 +46,12 @@ def _problems(details: ErrorDetails, path: Path, schema: Schema, document: Docum
         case "value_error":
             yield from _flaws(details, path, document)
         case "union_tag_invalid" | "union_tag_not_found" if isinstance(value, dict):
-            where, known = (*path, "law"), {"enum": laws(schema), "type": "string"}
-            misfit = _misfit(value["law"], where, known, document)
-            lost = isinstance(value["law"], str) and not misfit.endswith("?")
-            yield document.problem(where, misfit + ("; docs/laws/README.md says what each is for" if lost else ""))
+            where, known = (*path, "strategy"), {"enum": strategies(schema), "type": "string"}
+            misfit = _misfit(value["strategy"], where, known, document)
+            lost = isinstance(value["strategy"], str) and not misfit.endswith("?")
+            yield document.problem(
+                where, misfit + ("; docs/strategies/README.md says what each is for" if lost else "")
+            )
         case "too_short" if value:
             # pydantic does not count the items that it refused; these have been reported.
             return
@@ -93,8 +95,8 @@ def _misfit(value: Any, path: Path, schema: Schema, document: Document) -> str:
             return f'{must_be}: put "- " before its first key'
         case "object", (str() | int() | float()) if _has_one_place_for(value, schema):
             return f"{must_be}: write {{{schema['required'][0]}: {document.spelling(path)}}}"
-        case _, str() if value in laws(schema):
-            return f"{must_be}: write {{law: {value}}}"
+        case _, str() if value in strategies(schema):
+            return f"{must_be}: write {{strategy: {value}}}"
         case _, str() if len(choices) > 1 and (near := get_close_matches(value, choices, n=1)):
             return f"{must_be}, not {quoted(value)}; did you mean {quoted(near[0])}?"
         case _:
@@ -128,10 +130,11 @@ def _unknown_key(key: str, section: Schema) -> str:
     meant, best, likeness = _nearest(key, section)
     homes = [home for home in sections() if key in home.schema["properties"]]
     if likeness < 1 and homes:
-        law = next((here.law for here in sections() if here.schema == section), "")
-        if law and (others := [f"law: {home.law}" for home in homes if home.law]):
-            return f"unknown key of law: {law}; it goes with {' or '.join(others)}: choose that law, or remove it"
-        titles = dict.fromkeys(home.path if key == "law" else home.title for home in homes)
+        strategy = next((here.strategy for here in sections() if here.schema == section), "")
+        if strategy and (others := [f"strategy: {home.strategy}" for home in homes if home.strategy]):
+            where = " or ".join(others)
+            return f"unknown key of strategy: {strategy}; it goes with {where}: choose that strategy, or remove it"
+        titles = dict.fromkeys(home.path if key == "strategy" else home.title for home in homes)
         return f"unknown key here: it belongs to {' or '.join(titles)}; move it there, or remove it"
     if likeness < _LIKE:
         return f"unknown key; the keys here are {', '.join(section['properties'])}"

@@ -49,7 +49,7 @@ def problems_of(
     for found in (explain(error, document, place) if error else (), document.without_value()):
         told = {problem.where for problem in problems}
         problems += [problem for problem in found if problem.where not in told]
-    # What is repeated through an alias is mended once.
+    # What is repeated through an alias is fixed once.
     distinct = {(problem.line, problem.column, problem.message): problem for problem in reversed(problems)}
     return sorted(distinct.values(), key=lambda problem: (problem.line, problem.column))
 

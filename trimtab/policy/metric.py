@@ -44,7 +44,7 @@ class Metric:
 def parse_metric(text: str) -> Metric:
     """Read such as `queue_depth{queue="chat"} + swapped` or `cache_percent / 100`.
 
-    The divisor belongs to the whole sum. Raises ValueError, with the mend, for anything else.
+    The divisor belongs to the whole sum. Raises ValueError, with the fix, for anything else.
     """
     found = _METRIC_SHAPE.fullmatch(text)
     divisor = float(found[found.re.groups] or 1) if found else 0.0

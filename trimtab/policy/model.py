@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from trimtab.datapath import cluster_name
 from trimtab.endpoint.request_classes import class_of
 from trimtab.observation.kinds import Verdict
-from trimtab.policy.by_law import ByLaw
+from trimtab.policy.by_strategy import ByStrategy
 from trimtab.policy.classes import class_flaws
 from trimtab.policy.deadlines import SHORTEST_HEDGE_MS
 from trimtab.policy.discovery import DiscoveryPolicy
@@ -30,7 +30,7 @@ from trimtab.policy.trust import trust_flaws
 from trimtab.policy.types import FilePath, MetricText, Port, text_schema
 from trimtab.policy.words import quoted, shown
 from trimtab.request_cost import BYTES_PER_TOKEN
-from trimtab.scoring import ScoringPolicy, default_scoring, make_law
+from trimtab.scoring import ScoringPolicy, default_scoring, make_strategy
 from trimtab.scoring.config import Positive, Share
 from trimtab.strict import Flaw, Strict
 
@@ -46,7 +46,7 @@ _WILDCARDS = {"0.0.0.0", "::"}
 def split_host_port(text: str) -> tuple[str, int]:
     """Split `host:port` or `[v6]:port`.
 
-    Raises ValueError, with the mend, for anything else.
+    Raises ValueError, with the fix, for anything else.
     """
     host, sep, port = text.rpartition(":")
     if "://" in text:
@@ -193,8 +193,8 @@ def _falling(value: Strict, *names: str) -> Iterator[Flaw]:
         if least > most:
             unset = {low, high} - value.model_fields_set
             of_low, of_high = (", the default" if name in unset else "" for name in (low, high))
-            mend = "".join(f": set {name} too" for name in unset)
-            yield Flaw(f"{low} ({least:g}{of_low}) must not be above {high} ({most:g}{of_high}){mend}", (high,), (low,))
+            fix = "".join(f": set {name} too" for name in unset)
+            yield Flaw(f"{low} ({least:g}{of_low}) must not be above {high} ({most:g}{of_high}){fix}", (high,), (low,))
 
 
 class Listen(Strict):
@@ -280,7 +280,7 @@ class Endpoint(Strict):
     labels: dict[str, str] = Field(default_factory=dict, description="Free-form names and values, all of them text.")
 
 
-class Shaping(Strict):
+class Weighting(Strict):
     """From a score to a weight."""
 
     cool_down_min_s: Positive = Field(3, description="A saturated endpoint gets no new work for at least so long,")
@@ -289,7 +289,9 @@ class Shaping(Strict):
         2, description="Factor for each saturation that follows within a minute after the last cool-down."
     )
     cool_down_cap_s: Positive = Field(60, description="The longest cool-down, a longer Retry-After included.")
-    ramp_points_per_s: Positive = Field(15, description="A score rises at most this fast after a cool-down or a start.")
+    slow_start_points_per_s: Positive = Field(
+        15, description="A score rises at most this fast after a cool-down or a start."
+    )
     breaker_failures: Annotated[int, Field(ge=1, le=1000)] = Field(
         3, description="Failures in a row that open the breaker."
     )
@@ -325,8 +327,8 @@ class Shaping(Strict):
         yield from _falling(self, "breaker_open_s", "breaker_open_cap_s")
 
 
-class Signs(Strict):
-    """Signs of death beyond errors. Each opens the endpoint's breaker until what was waited for comes."""
+class FailureSignals(Strict):
+    """Failure signals beyond errors. Each opens the endpoint's breaker until what was waited for comes."""
 
     silent_after_s: Positive = Field(
         3, description="An endpoint is silent if all that was sent to it waits, without a token or an answer, so long,"
@@ -376,7 +378,7 @@ class Balancing(Strict):
     active_request_bias: Annotated[float, Field(ge=0, le=10)] | None = Field(
         None,
         description="least_request: unequal weights are divided by (requests in flight + 1) to this power. "
-        "0 leaves the weights as they are. Default: 0 under a law that counts what is in flight itself, else 1.",
+        "0 leaves the weights as they are. Default: 0 under a strategy that counts what is in flight itself, else 1.",
     )
 
 
@@ -530,7 +532,7 @@ Engine = Literal[
 ]
 
 
-class Drills(Strict):
+class FaultInjection(Strict):
     """Faults that Envoy makes itself, before an endpoint is chosen: to see what clients and alarms do then."""
 
     abort_percent: Percent = Field(0, description="Share of the pool's requests that are refused. 0 refuses none.")
@@ -559,8 +561,8 @@ class Pool(Strict):
         None,
         description="Where endpoints are found, in place of `endpoints`: exactly one of file, dns, http, kubernetes.",
     )
-    scoring: Annotated[ScoringPolicy, ByLaw(default_scoring().law)] = Field(
-        default_factory=default_scoring, description="How an endpoint is scored: a `law` with its numbers."
+    scoring: Annotated[ScoringPolicy, ByStrategy(default_scoring().strategy)] = Field(
+        default_factory=default_scoring, description="How an endpoint is scored: a `strategy` with its numbers."
     )
     classes: Annotated[tuple[LengthClass, ...], Field(max_length=8)] = Field(
         (),
@@ -571,8 +573,8 @@ class Pool(Strict):
         BYTES_PER_TOKEN, description="Bytes of a request's body that count as one token where its class is chosen."
     )
     interval_ms: Annotated[int, Field(ge=50, le=10_000)] = Field(100, description="How often weights are computed.")
-    shaping: Shaping = Field(default_factory=Shaping)
-    signs: Signs = Field(default_factory=Signs)
+    weighting: Weighting = Field(default_factory=Weighting)
+    failure_signals: FailureSignals = Field(default_factory=FailureSignals)
     balancing: Balancing = Field(default_factory=Balancing)
     retries: Retries = Field(
         default_factory=Retries, description="Before the first byte, always to another endpoint where there is one."
@@ -589,12 +591,12 @@ class Pool(Strict):
     fallbacks: tuple[Fallback, ...] = Field(
         (), description="Who serves while the pool is out, in this order. Empty: nobody, so then all endpoints are in."
     )
-    spill_below: Share = Field(
+    failover_below: Share = Field(
         0,
         description="With less than this part of its capacity in, a pool keeps proportionately less of its work, and "
         "its fallbacks get the rest. 0 keeps all of it until nothing is in.",
     )
-    drills: Drills = Field(default_factory=Drills)
+    fault_injection: FaultInjection = Field(default_factory=FaultInjection)
 
     def flaws(self) -> Iterator[Flaw]:
         if not self.endpoints and self.discovery is None:
@@ -618,8 +620,10 @@ class Pool(Strict):
         yield from unreadable_terms(self)
         yield from idle_sources(self)
         yield from class_flaws(self)
-        if self.spill_below and not self.fallbacks:
-            yield Flaw("spill_below needs fallbacks, which get what it keeps away from the pool", ("spill_below",))
+        if self.failover_below and not self.fallbacks:
+            yield Flaw(
+                "failover_below needs fallbacks, which get what it keeps away from the pool", ("failover_below",)
+            )
         for index, fallback in enumerate(self.fallbacks):
             if fallback.answer is not None and index + 1 < len(self.fallbacks):
                 yield Flaw("nothing after an answer is ever reached: put it last", ("fallbacks", index, "answer"))
@@ -647,7 +651,7 @@ class Pool(Strict):
     def request_bias(self) -> float:
         """The power of requests in flight by which Envoy divides weights."""
         bias = self.balancing.active_request_bias
-        return make_law(self.scoring).request_bias if bias is None else bias
+        return make_strategy(self.scoring).request_bias if bias is None else bias
 
     def serves(self, model: str) -> bool:
         """Whether one of the globs matches `model` (case matters)."""
@@ -730,7 +734,7 @@ class Policy(Strict):
         for index, pool in enumerate(self.pools):
             if pool.gate.enabled and self.ext_proc.workers > 1:
                 yield Flaw(
-                    "the gate needs one observer that sees all of an attempt: set ext_proc.workers to 1",
+                    "the gate needs one ext_proc worker that sees all of an attempt: set ext_proc.workers to 1",
                     ("pools", index, "gate", "enabled"),
                     ("ext_proc", "workers"),
                 )
@@ -753,7 +757,7 @@ class Policy(Strict):
     def _unmet_needs(self) -> Iterator[Flaw]:
         for index, pool in enumerate(self.pools):
             for unmet in unmet_needs(pool, self.ext_proc):
-                yield Flaw(unmet, ("pools", index, "scoring", "law"))
+                yield Flaw(unmet, ("pools", index, "scoring", "strategy"))
 
     def _unknown_fallbacks(self) -> Iterator[Flaw]:
         names = [pool.name for pool in self.pools]

@@ -23,7 +23,7 @@ def unreadable_files(policy: Policy, path: str | File) -> list[Problem]:
         return []
     document = Document(decode_text(read_policy(path), str(path)), str(path))
     return [
-        document.problem(place, f"warning: the file cannot be read now: {why}; put it there, or mend the path")
+        document.problem(place, f"warning: the file cannot be read now: {why}; put it there, or fix the path")
         for place, why in found
     ]
 

@@ -1,4 +1,4 @@
-"""Whether the sources of a pool can give its law what it needs."""
+"""Whether the sources of a pool can give its strategy what it needs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trimtab.policy.engines import engine_tables
 from trimtab.policy.prometheus import bundled_queries
 from trimtab.policy.words import listed, quoted
-from trimtab.scoring import BlendPolicy, Need, make_law
+from trimtab.scoring import BlendPolicy, Need, make_strategy
 from trimtab.strict import Flaw
 
 if TYPE_CHECKING:
@@ -41,20 +41,20 @@ class _Source:
     """What could meet a need."""
 
     is_on: bool
-    mend: str  # how it is switched on
+    fix: str  # how it is switched on
 
 
 def unmet_needs(pool: "Pool", ext_proc: "ExtProc") -> Iterator[str]:
-    """A sentence, with the mend, for each need of the pool's law that nothing can meet.
+    """A sentence, with the fix, for each need of the pool's strategy that nothing can meet.
 
-    First tokens, errors and the ledger are always there: at the worst they come from the access log.
+    First tokens, errors and the leases are always there: at the worst they come from the access log.
     """
-    law = make_law(pool.scoring)
-    for need in sorted(law.required()):
+    strategy = make_strategy(pool.scoring)
+    for need in sorted(strategy.required()):
         sources = list(_sources(need, pool, ext_proc))
         if sources and not any(source.is_on for source in sources):
-            mends = ", or ".join(source.mend for source in sources)
-            yield f"{law.name} needs {need}, which no source of this pool has: {mends}, or choose another law"
+            fixes = ", or ".join(source.fix for source in sources)
+            yield f"{strategy.name} needs {need}, which no source of this pool has: {fixes}, or choose another strategy"
 
 
 def unreadable_terms(pool: "Pool") -> Iterator[Flaw]:

@@ -11,7 +11,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a file, and how it is mended.
+    """One thing that is wrong with a file, and how it is fixed.
 
     `line` and `column` begin at 1. `where` is the place as a path in the policy, such as
     `pools[0].endpoints[1].capacity`; it is empty for the file as a whole.

@@ -119,7 +119,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 class CustomSignal(Strict):
     """A number of your own about each endpoint, and what follows from it."""
 
-    name: CustomName = Field(description="A name of its own, for laws, pages and reasons.")
+    name: CustomName = Field(description="A name of its own, for strategies, pages and reasons.")
     preset: PresetName | None = Field(None, description="A query that comes with Trimtab: see docs/prometheus.md.")
     query: Query | None = Field(
         None,
@@ -251,10 +251,11 @@ class Prometheus(Strict):
                 yield Flaw(f"{one} and {other} go together: give both or none", (one,), (other,))
         yield from trust_flaws(self.ca_file, self.skip_verify, self.url)
         yield from self._bad_queries()
-        gathering = [index for index, signal in enumerate(self.custom) if signal.action == "consolidate"]
-        for index in gathering[1:]:
+        doing_so = [index for index, signal in enumerate(self.custom) if signal.action == "consolidate"]
+        for index in doing_so[1:]:
             yield Flaw(
-                f"custom[{gathering[0]}] consolidates already: one signal of a pool can", ("custom", index, "action")
+                f"custom[{doing_so[0]}] consolidates already: one signal of a pool can",
+                ("custom", index, "action"),
             )
         names = [signal.name for signal in self.custom]
         for index, name in enumerate(names):

@@ -15,20 +15,20 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One kind of mapping in a policy: `path` is such as `pools[].shaping`, "" for the top."""
+    """One kind of mapping in a policy: `path` is such as `pools[].weighting`, "" for the top."""
 
     path: str
     schema: Schema
 
     @property
-    def law(self) -> str:
-        """The law whose `scoring` it is; empty for any other section."""
-        return _law(self.schema)
+    def strategy(self) -> str:
+        """The strategy whose `scoring` it is; empty for any other section."""
+        return _strategy(self.schema)
 
     @property
     def title(self) -> str:
         """What people call it."""
-        return f"{self.path} (law: {self.law})" if self.law else self.path or "top level"
+        return f"{self.path} (strategy: {self.strategy})" if self.strategy else self.path or "top level"
 
 
 def json_schema() -> Schema:
@@ -74,7 +74,7 @@ def at(loc: Path) -> tuple[Path, Schema]:
     schema = resolved(_schema())
     for part in loc:
         if "oneOf" in schema:
-            schema = next((member for member in map(resolved, schema["oneOf"]) if _law(member) == part), {})
+            schema = next((member for member in map(resolved, schema["oneOf"]) if _strategy(member) == part), {})
             continue
         path = (*path, part)
         schema = resolved(_child(schema, part))
@@ -104,9 +104,9 @@ def wanted(schema: Schema) -> str:
             return "a mapping"
 
 
-def laws(schema: Schema) -> list[str]:
-    """The laws that a `scoring` section may name; none for any other schema."""
-    return [_law(resolved(member)) for member in schema.get("oneOf", ())]
+def strategies(schema: Schema) -> list[str]:
+    """The strategies that a `scoring` section may name; none for any other schema."""
+    return [_strategy(resolved(member)) for member in schema.get("oneOf", ())]
 
 
 def resolved(schema: Schema) -> Schema:
@@ -124,8 +124,8 @@ def _child(schema: Schema, part: str | int) -> Schema:
     return found or schema.get("additionalProperties") or {}
 
 
-def _law(section: Schema) -> str:
-    return str(section["properties"].get("law", {}).get("const", ""))
+def _strategy(section: Schema) -> str:
+    return str(section["properties"].get("strategy", {}).get("const", ""))
 
 
 def _range(schema: Schema) -> str:

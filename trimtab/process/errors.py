@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something that the user can mend; the message says what and how."""
+    """Something that the user can fix; the message says what and how."""
 
 
 class PartFailedError(Exception):

@@ -11,7 +11,7 @@ from aiohttp import web
 from trimtab.policy.model import split_host_port
 from trimtab.process.errors import UserError
 
-_MENDS = {
+_FIXES = {
     errno.EADDRINUSE: "is another trimtab running, or the port taken?",
     errno.EADDRNOTAVAIL: "this machine has no such address; take one that `ip address` shows, or 0.0.0.0 for all",
     errno.EACCES: "the port needs privileges; take one from 1024 on, or grant CAP_NET_BIND_SERVICE",
@@ -24,7 +24,7 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class CannotListenError(UserError):
-    """A service's address cannot be bound; the message names the policy's key and the mend."""
+    """A service's address cannot be bound; the message names the policy's key and the fix."""
 
 
 def ensure_free(address: str, key: str) -> None:
@@ -49,8 +49,8 @@ def ensure_free(address: str, key: str) -> None:
             probe.bind(place)
             probe.listen()
     except OSError as error:
-        mend = _MENDS.get(error.errno or 0, error.strerror)
-        raise CannotListenError(f"{key} {address} cannot be bound: {mend}") from None
+        fix = _FIXES.get(error.errno or 0, error.strerror)
+        raise CannotListenError(f"{key} {address} cannot be bound: {fix}") from None
 
 
 def bind(server: grpc.aio.Server, address: str, key: str) -> None:

@@ -1,7 +1,7 @@
-"""Scoring laws: one module each."""
+"""Scoring strategies: one module each."""
 
 from trimtab.scoring.blend import Blend, BlendPolicy, BlendTerm, Reading
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.decode_p99 import DecodeP99, DecodeP99Policy
 from trimtab.scoring.fused import Fused, FusedPolicy
 from trimtab.scoring.health import Health, HealthPolicy
@@ -29,12 +29,12 @@ ScoringPolicy = (
 
 
 def default_scoring() -> ScoringPolicy:
-    """The law of a pool that names none."""
+    """The strategy of a pool that names none."""
     return PredictedTtftPolicy()
 
 
-def make_law(policy: ScoringPolicy) -> Law:
-    """The law that a pool's `scoring` names."""
+def make_strategy(policy: ScoringPolicy) -> Strategy:
+    """The strategy that a pool's `scoring` names."""
     match policy:
         case HealthPolicy():
             return Health(policy)
@@ -72,7 +72,6 @@ __all__ = [
     "HealthPolicy",
     "Joint",
     "JointPolicy",
-    "Law",
     "Linear",
     "LinearPolicy",
     "Middleware",
@@ -85,10 +84,11 @@ __all__ = [
     "ReciprocalPolicy",
     "Score",
     "ScoringPolicy",
+    "Strategy",
     "Throughput",
     "ThroughputPolicy",
     "Wdrm",
     "WdrmPolicy",
     "default_scoring",
-    "make_law",
+    "make_strategy",
 ]

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.points import points_lost
 from trimtab.strict import Flaw, Strict
 
@@ -42,7 +42,7 @@ _READINGS: Mapping[Reading, tuple[Need, Callable[[EndpointView], float | None]]]
     Reading.TTFT_P99_MS: (Need.TTFT, lambda view: _ms(view.ttft_p99_s)),
     Reading.OLDEST_WAIT_MS: (Need.TTFT, lambda view: _ms(view.oldest_wait_s)),
     Reading.ERROR_SHARE: (Need.ERRORS, lambda view: view.error_share),
-    Reading.IN_FLIGHT: (Need.LEDGER, lambda view: view.load_attempts),
+    Reading.IN_FLIGHT: (Need.LEASES, lambda view: view.load_attempts),
     Reading.WAITING: (Need.WAITING, lambda view: view.signals.waiting),
     Reading.RUNNING: (Need.RUNNING, lambda view: view.signals.running),
     Reading.KV_USAGE: (Need.KV_USAGE, lambda view: view.signals.kv_usage),
@@ -90,9 +90,9 @@ class BlendTerm(Strict):
 
 
 class BlendPolicy(Strict):
-    """Terms of the `blend` law."""
+    """Terms of the `blend` strategy."""
 
-    law: Literal["blend"] = Field("blend", description="Names this law.")
+    strategy: Literal["blend"] = Field("blend", description="Names this strategy.")
     terms: tuple[BlendTerm, ...] = Field(min_length=1, description="What is summed up.")
     by_capacity: bool = Field(True, description="Multiply the score by the endpoint's capacity.")
 
@@ -107,8 +107,8 @@ class BlendPolicy(Strict):
                 )
 
 
-class Blend(Law):
-    """The law. See `docs/laws/blend.md`."""
+class Blend(Strategy):
+    """The strategy. See `docs/strategies/blend.md`."""
 
     name: ClassVar[str] = "blend"
     needs: ClassVar[frozenset[Need]] = frozenset(need for need, _ in _READINGS.values())

@@ -1,6 +1,6 @@
-"""The contract of a scoring law.
+"""The contract of a scoring strategy.
 
-A law turns what is known of a pool's endpoints into a score with its breakdown, and a share of the next
+A strategy turns what is known of a pool's endpoints into a score with its breakdown, and a share of the next
 interval's work, per endpoint. It is joint over the pool (water filling pours over all endpoints at once) and
 may keep state between calls. It does no I/O, reads no clock and draws no randomness of its own.
 """
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from trimtab.endpoint.failure_signals import Sign
+from trimtab.endpoint.failure_signals import FailureSignal
 from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot, TokenSample
 
 
 class Need(StrEnum):
-    """An input that a law reads."""
+    """An input that a strategy reads."""
 
     TTFT = "ttft"  # first tokens, from the watching filter
     ERRORS = "errors"
-    LEDGER = "ledger"  # outstanding prompt work, from the access log
+    LEASES = "leases"  # outstanding prompt work, from the access log
     WAITING = "waiting"  # this and what follows comes from sources that a pool may or may not have
     RUNNING = "running"
     KV_USAGE = "kv_usage"
@@ -31,59 +31,59 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a law says of one endpoint."""
+    """What a strategy says of one endpoint."""
 
     score: float  # 0..100, 100 is best
     share: float  # >= 0; only its proportion to the other endpoints' shares counts
     class_shares: tuple[float, ...] = field(default=(), kw_only=True)
-    """The same for each length class of the pool, of a law that tells them apart; of the others none."""
+    """The same for each length class of the pool, of a strategy that tells them apart; of the others none."""
     breakdown: Mapping[str, float] = field(default_factory=dict)  # term -> points lost, 0..100
     why: str = ""  # of the share, where it does not follow from the score: a few words for people
-    prediction_error: float | None = None  # of a law that predicts TTFT: mean |predicted - seen| / seen
+    prediction_error: float | None = None  # of a strategy that predicts TTFT: mean |predicted - seen| / seen
 
 
-class Law(ABC):
-    """One scoring law with its numbers, for one pool.
+class Strategy(ABC):
+    """One scoring strategy with its numbers, for one pool.
 
-    `ramped` and `damped` say which shaping steps suit the law: a slow score wants both, a law that moves its
-    shares on purpose at every interval wants neither.
+    `ramped` and `damped` say which weighting steps suit the strategy: a slow score wants both, a strategy that moves
+    its shares on purpose at every interval wants neither.
     """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[Need]]  # without these it is not what it says: a pool must be able to have them
     uses: ClassVar[frozenset[Need]] = frozenset()  # it does better with these, and can do without
-    ramped: ClassVar[bool] = True  # the score may rise only so many points per second
+    slow_started: ClassVar[bool] = True  # the score may rise only so many points per second
     damped: ClassVar[bool] = True  # small changes of a weight are not pushed
-    floored: ClassVar[bool] = True  # an endpoint that is in keeps a least share; False: the law sees to that
+    floored: ClassVar[bool] = True  # an endpoint that is in keeps a least share; False: the strategy sees to that
     request_bias: ClassVar[float] = (
-        1.0  # Envoy's, where a policy names none; 0: the law itself counts what is in flight
+        1.0  # Envoy's, where a policy names none; 0: the strategy itself counts what is in flight
     )
-    ttft_alpha: float = 0.2  # weight of a new sample in the mean TTFT that the law is shown
+    ttft_alpha: float = 0.2  # weight of a new sample in the mean TTFT that the strategy is shown
 
     @abstractmethod
     def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
         """Score every endpoint of `pool`, those in `pool.held` too; their shares are not used.
 
-        Where the pool has length classes, a law that has no `class_shares` gives its shares to all of them.
+        Where the pool has length classes, a strategy that has no `class_shares` gives its shares to all of them.
         """
 
     def required(self) -> frozenset[Need]:
         """Of what it needs, that which it reads with the numbers that it has."""
         return self.needs
 
-    def learn(self, sample: TokenSample) -> Sign | None:
-        """Take in one successful attempt that showed its first token. Returns the sign of death that it completes.
+    def learn(self, sample: TokenSample) -> FailureSignal | None:
+        """Take in one successful attempt that showed its first token. Returns the failure signal that it completes.
 
-        Most laws learn nothing from single attempts.
+        Most strategies learn nothing from single attempts.
         """
         return None
 
     def forget(self, endpoint: EndpointId) -> None:  # noqa: B027
         """Drop what was learned of an endpoint that is gone."""
 
-    def remember(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         """What was learned, by address, as JSON-able values: kept over a restart, for as long as the address is."""
         return {}
 
-    def recall(self, memory: Mapping[str, Any]) -> None:  # noqa: B027
+    def restore(self, memory: Mapping[str, Any]) -> None:  # noqa: B027
         """Take back what `remember` gave; unknown or malformed entries are ignored."""

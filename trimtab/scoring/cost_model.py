@@ -86,11 +86,11 @@ class CostModel:
         self.samples += 1
         return None if change is None else exp(change)
 
-    def remember(self) -> dict[str, float]:
+    def dump(self) -> dict[str, float]:
         """The costs, JSON-able."""
         return {"per_kilotoken_s": self.per_kilotoken_s, "per_attempt_s": self.per_attempt_s}
 
-    def recall(self, memory: Mapping[str, float]) -> None:
+    def restore(self, memory: Mapping[str, float]) -> None:
         """Begin with remembered costs. Raises ValueError unless `is_memory`."""
         if not is_memory(memory):
             raise ValueError(f"no costs: {memory!r}")

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive, remembered
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.points import against_the_best
 from trimtab.strict import Strict
 
@@ -22,9 +22,9 @@ _LEAST_FACTOR = 1e-9  # of a step: where all gaps are far too long, the weights 
 
 
 class DecodeP99Policy(Strict):
-    """Numbers of the `decode_p99` law."""
+    """Numbers of the `decode_p99` strategy."""
 
-    law: Literal["decode_p99"] = Field("decode_p99", description="Names this law.")
+    strategy: Literal["decode_p99"] = Field("decode_p99", description="Names this strategy.")
     gap_slo_ms: Positive = Field(80, description="P99 of the gaps between tokens that is good enough.")
     decay_per_ms: Annotated[float, Field(ge=0, le=1)] = Field(
         0.005, description="What each millisecond above costs of the weight per step. 0 leaves this factor out."
@@ -35,8 +35,8 @@ class DecodeP99Policy(Strict):
     step_s: Positive = Field(5, description="How often the weights take a step.")
 
 
-class DecodeP99(Law):
-    """The law. See `docs/laws/decode_p99.md`."""
+class DecodeP99(Strategy):
+    """The strategy. See `docs/strategies/decode_p99.md`."""
 
     name: ClassVar[str] = "decode_p99"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.INTER_TOKEN})
@@ -68,10 +68,10 @@ class DecodeP99(Law):
         self._weights.pop(endpoint, None)
         self._memory.pop(endpoint.address, None)
 
-    def remember(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         return self._memory | {id.address: weight for id, weight in sorted(self._weights.items())}
 
-    def recall(self, memory: Mapping[str, Any]) -> None:
+    def restore(self, memory: Mapping[str, Any]) -> None:
         self._memory = {
             address: max(_LEAST, min(1.0, weight))
             for address, value in memory.items()
@@ -102,5 +102,5 @@ class DecodeP99(Law):
 
 def _why(view: EndpointView) -> str:
     if view.inter_token_p99_s is None:
-        return "no stream was read to its end of late"
+        return "no stream was read to its end recently"
     return f"one gap in a hundred between its tokens is longer than {1000 * view.inter_token_p99_s:.0f} ms"

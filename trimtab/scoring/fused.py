@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.config import Positive, Share, sum_to_one
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.points import by_capacity, part, points_lost
 from trimtab.stats.fading import FadingPeak, FadingShare
 from trimtab.strict import Flaw, Strict
@@ -25,12 +25,12 @@ _SPREAD_ALPHA = 0.02  # weight of a new prompt: the last fifty count most
 
 
 class FusedPolicy(Strict):
-    """Numbers of the `fused` law.
+    """Numbers of the `fused` strategy.
 
     The three weights are those at rest and must sum to 1: each may double, and then all are made to sum to 1.
     """
 
-    law: Literal["fused"] = Field("fused", description="Names this law.")
+    strategy: Literal["fused"] = Field("fused", description="Names this strategy.")
     ttft_weight: Share = Field(0.5, description="Part of the points that TTFT can lose. 0 leaves it out.")
     kv_weight: Share = Field(0.3, description="Part of the points that KV usage can lose. 0 leaves it out.")
     length_weight: Share = Field(0.2, description="Part of the points that long prompts can lose. 0 leaves them out.")
@@ -53,11 +53,11 @@ class FusedPolicy(Strict):
         yield from sum_to_one(self, "ttft_weight", "kv_weight", "length_weight")
 
 
-class Fused(Law):
-    """The law. See `docs/laws/fused.md`."""
+class Fused(Strategy):
+    """The strategy. See `docs/strategies/fused.md`."""
 
     name: ClassVar[str] = "fused"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.KV_USAGE, Need.LEDGER})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.KV_USAGE, Need.LEASES})
     uses: ClassVar[frozenset[Need]] = frozenset({Need.PREEMPTIONS})
 
     def __init__(self, policy: FusedPolicy) -> None:
@@ -120,7 +120,7 @@ class Fused(Law):
 
 
 class _Spread:
-    """How far the prompts of late lie apart: an exponentially weighted mean and variance."""
+    """How far the prompts recently lie apart: an exponentially weighted mean and variance."""
 
     def __init__(self) -> None:
         self._samples = 0

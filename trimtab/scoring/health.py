@@ -8,15 +8,15 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.observation.kinds import Signals
 from trimtab.scoring.config import Positive, Share, sum_to_one
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.points import by_capacity
 from trimtab.strict import Flaw, Strict
 
 
 class HealthPolicy(Strict):
-    """Numbers of the `health` law. Its three weights must sum to 1."""
+    """Numbers of the `health` strategy. Its three weights must sum to 1."""
 
-    law: Literal["health"] = "health"
+    strategy: Literal["health"] = "health"
     ttft_threshold_ms: Positive = Field(default=2000, description="A TTFT that loses all its points.")
     queue_max: Positive = Field(default=30, description="Waiting requests that lose all queue points.")
     kv_knee: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -32,8 +32,8 @@ class HealthPolicy(Strict):
         yield from sum_to_one(self, "ttft_weight", "error_weight", "load_weight")
 
 
-class Health(Law):
-    """The law. See `docs/laws/health.md`."""
+class Health(Strategy):
+    """The strategy. See `docs/strategies/health.md`."""
 
     name: ClassVar[str] = "health"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.ERRORS})

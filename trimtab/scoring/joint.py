@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.scoring.capacity import capabilities_of
 from trimtab.scoring.config import Positive
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.health import Health, HealthPolicy
 from trimtab.strict import Strict
 
@@ -21,27 +21,27 @@ _SETTLE_S = 5.0  # alpha goes to its new value with this time constant: load cro
 
 
 class JointPolicy(Strict):
-    """Numbers of the `joint` law. An alpha is the part of the score that health has; capacity has the rest."""
+    """Numbers of the `joint` strategy. An alpha is the part of the score that health has; capacity has the rest."""
 
-    law: Literal["joint"] = Field("joint", description="Names this law.")
+    strategy: Literal["joint"] = Field("joint", description="Names this strategy.")
     alpha: _Alpha = Field(0.5, description="In ordinary times.")
     alpha_at_peak: _Alpha = Field(0.4, description="While more is in flight than 80 % of the recent maximum.")
     alpha_in_recovery: _Alpha = Field(0.65, description="While an endpoint has just come back into the pool.")
-    recovery_s: Positive = Field(60, description="How long that is after shaping has let it in again.")
+    recovery_s: Positive = Field(60, description="How long that is after weighting has let it in again.")
     ttft_threshold_ms: Positive = Field(2000, description="Of health: a TTFT that loses all its points.")
 
 
-class Joint(Law):
-    """The law. See `docs/laws/joint.md`."""
+class Joint(Strategy):
+    """The strategy. See `docs/strategies/joint.md`."""
 
     name: ClassVar[str] = "joint"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.ERRORS, Need.LEDGER})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.ERRORS, Need.LEASES})
     uses: ClassVar[frozenset[Need]] = frozenset({Need.WAITING, Need.KV_USAGE, Need.TOKENS_PER_S})
 
     def __init__(self, policy: JointPolicy) -> None:
         self._policy = policy
         self._health = Health(HealthPolicy(ttft_threshold_ms=policy.ttft_threshold_ms))
-        self._peak = 0.0  # most in flight of late, over the pool
+        self._peak = 0.0  # most in flight recently, over the pool
         self._held: frozenset[EndpointId] = frozenset()
         self._recovered_at = -inf
         self._judged_at: float | None = None

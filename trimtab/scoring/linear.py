@@ -7,15 +7,15 @@ from pydantic import Field
 
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.config import Positive, Share, sum_to_one
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.points import by_capacity, part, points_lost
 from trimtab.strict import Flaw, Strict
 
 
 class LinearPolicy(Strict):
-    """Numbers of the `linear` law. Its three weights must sum to 1."""
+    """Numbers of the `linear` strategy. Its three weights must sum to 1."""
 
-    law: Literal["linear"] = Field("linear", description="Names this law.")
+    strategy: Literal["linear"] = Field("linear", description="Names this strategy.")
     kv_weight: Share = Field(0.4, description="Part of the points that KV usage can lose. 0 leaves it out.")
     ttft_weight: Share = Field(0.4, description="Part of the points that TTFT can lose. 0 leaves it out.")
     running_weight: Share = Field(
@@ -28,8 +28,8 @@ class LinearPolicy(Strict):
         yield from sum_to_one(self, "kv_weight", "ttft_weight", "running_weight")
 
 
-class Linear(Law):
-    """The law. See `docs/laws/linear.md`."""
+class Linear(Strategy):
+    """The strategy. See `docs/strategies/linear.md`."""
 
     name: ClassVar[str] = "linear"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.KV_USAGE})

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.attempt_tracker import ERROR_HALF_LIFE_S
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.config import Positive, Share, sum_to_one
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.points import by_capacity, points_lost
 from trimtab.strict import Flaw, Strict
 
@@ -19,9 +19,9 @@ _LEAST_PER_S = 1e-3
 
 
 class MiddlewarePolicy(Strict):
-    """Numbers of the `middleware` law. Its two weights must sum to 1."""
+    """Numbers of the `middleware` strategy. Its two weights must sum to 1."""
 
-    law: Literal["middleware"] = Field("middleware", description="Names this law.")
+    strategy: Literal["middleware"] = Field("middleware", description="Names this strategy.")
     kv_weight: Share = Field(0.6, description="Part of the points that KV usage can lose. 0 leaves it out.")
     queue_weight: Share = Field(0.4, description="Part of the points that the queue can lose. 0 leaves it out.")
     queue_ms: Positive = Field(100, description="A wait that loses nothing; a longer one leaves queue_ms / wait.")
@@ -30,8 +30,8 @@ class MiddlewarePolicy(Strict):
         yield from sum_to_one(self, "kv_weight", "queue_weight")
 
 
-class Middleware(Law):
-    """The law. See `docs/laws/middleware.md`."""
+class Middleware(Strategy):
+    """The strategy. See `docs/strategies/middleware.md`."""
 
     name: ClassVar[str] = "middleware"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.KV_USAGE})
@@ -56,7 +56,7 @@ class Middleware(Law):
 def _queue_wait_s(view: EndpointView) -> float | None:
     """How long [s] the next request will wait: as the last ones did for their token, or longer, if the queue has grown.
 
-    What a queue of known length takes follows from the rate of answers (Little's law).
+    What a queue of known length takes follows from the rate of answers (Little's strategy).
     """
     waiting = view.signals.waiting
     if not waiting:

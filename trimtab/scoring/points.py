@@ -37,7 +37,7 @@ def by_capacity(
 
 
 def against_the_best(pool: PoolSnapshot, shares: Mapping[EndpointId, float]) -> dict[EndpointId, float]:
-    """Scores of a law that only compares: share per capacity, where the most of the pool is 100."""
+    """Scores of a strategy that only compares: share per capacity, where the most of the pool is 100."""
     capacities = capacities_of(pool.endpoints)
     rates = {id: share / capacities[id] for id, share in shares.items()}
     best = max(rates.values(), default=0.0)

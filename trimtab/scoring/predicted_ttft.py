@@ -7,22 +7,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trimtab.endpoint.failure_signals import Sign
+from trimtab.endpoint.failure_signals import FailureSignal
 from trimtab.endpoint.request_classes import class_of
 from trimtab.endpoint.snapshot import ClassView, EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.cost_model import CostModel, is_memory
 from trimtab.strict import Strict
 
 # The first costs of the largest endpoint, until it has answered a few times.
 _FIRST_PER_KILOTOKEN_S = 0.1
 _FIRST_PER_ATTEMPT_S = 0.001
-# An endpoint is tried again if it is so many times slower than it was at its best of late.
+# An endpoint is tried again if it is so many times slower than it was at its best recently.
 _MUCH_SLOWER = 2.0
-# It is a sign of death to be so many times slower than was predicted, by costs that so many answers had shown.
+# It is a failure signal to be so many times slower than was predicted, by costs that so many answers had shown.
 _FAR_SLOWER = 3.0
 _PROVEN_SAMPLES = 20
 _LEAST_TTFT_S = 0.001
@@ -35,9 +35,9 @@ _BEST_FADES = 0.01  # per sample: what was better for some hundred answers is th
 
 
 class PredictedTtftPolicy(Strict):
-    """Numbers of the `predicted_ttft` law."""
+    """Numbers of the `predicted_ttft` strategy."""
 
-    law: Literal["predicted_ttft"] = Field(default="predicted_ttft", description="Names this law.")
+    strategy: Literal["predicted_ttft"] = Field(default="predicted_ttft", description="Names this strategy.")
     bytes_per_token: Annotated[float, Field(ge=0.1, le=10_000)] = Field(
         default=BYTES_PER_TOKEN,
         description="Bytes of a request's body for each prompt token, until what the engines count has shown it.",
@@ -94,7 +94,7 @@ class _Endpoint:
 
     @property
     def slower(self) -> float:
-        """How many times slower it is than it was at its best of late."""
+        """How many times slower it is than it was at its best recently."""
         return self._level() / self._best if self._best else 1.0
 
     def wants_try(self, now: float, wait_s: float, retry_s: float) -> bool:
@@ -142,13 +142,13 @@ class _Demand:
         self.mean += (1.0 - kept) * (kilotokens - self.mean)
 
 
-class PredictedTtft(Law):
-    """The law. See `docs/laws/predicted_ttft.md`."""
+class PredictedTtft(Strategy):
+    """The strategy. See `docs/strategies/predicted_ttft.md`."""
 
     name: ClassVar[str] = "predicted_ttft"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.LEDGER})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.LEASES})
     # It moves shares on purpose at every interval, and keeps its own floor.
-    ramped: ClassVar[bool] = False
+    slow_started: ClassVar[bool] = False
     damped: ClassVar[bool] = False
     request_bias: ClassVar[float] = 0.0
     floored: ClassVar[bool] = False
@@ -188,23 +188,23 @@ class PredictedTtft(Law):
             for number, view in enumerate(pool.endpoints)
         }
 
-    def learn(self, sample: TokenSample) -> Sign | None:
+    def learn(self, sample: TokenSample) -> FailureSignal | None:
         own = self._kilotokens(sample.prompt_bytes)
         self._demands[class_of(self._up_to_bytes, sample.prompt_bytes)].learn(own)
         endpoint = self._endpoints.get(sample.endpoint)
         if endpoint is None:
             return None
         ahead = self._kilotokens(sample.outstanding_prompt_bytes)
-        return Sign.SLOW if endpoint.learn(sample.at, ahead, sample.in_flight, sample.ttft_s) else None
+        return FailureSignal.SLOW if endpoint.learn(sample.at, ahead, sample.in_flight, sample.ttft_s) else None
 
     def forget(self, endpoint: EndpointId) -> None:
         self._endpoints.pop(endpoint, None)
         self._memory.pop(endpoint.address, None)
 
-    def remember(self) -> dict[str, Any]:
-        return self._memory | {id.address: known.cost.remember() for id, known in sorted(self._endpoints.items())}
+    def dump(self) -> dict[str, Any]:
+        return self._memory | {id.address: known.cost.dump() for id, known in sorted(self._endpoints.items())}
 
-    def recall(self, memory: Mapping[str, Any]) -> None:
+    def restore(self, memory: Mapping[str, Any]) -> None:
         self._memory = {address: costs for address, costs in memory.items() if is_memory(costs)}
 
     def _first_costs(self, capacities: Mapping[EndpointId, float]) -> tuple[float, float] | None:
@@ -226,7 +226,7 @@ class PredictedTtft(Law):
             cost = CostModel(per_kilotoken_s / capacity, per_attempt_s / capacity)
             memory = self._memory.pop(id.address, None)
             if memory is not None:
-                cost.recall(memory)
+                cost.restore(memory)
             endpoint = self._endpoints[id] = _Endpoint(cost, newcomer=first is not None and memory is None)
         return endpoint
 

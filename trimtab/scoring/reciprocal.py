@@ -1,4 +1,4 @@
-"""`reciprocal`: capacity over what is in flight, times how slow first tokens were of late."""
+"""`reciprocal`: capacity over what is in flight, times how slow first tokens were recently."""
 
 from collections.abc import Mapping
 from math import log
@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive, Share
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.strict import Strict
 
 _UNSEEN_TTFT_S = 0.1  # of a pool that has not shown a token yet
@@ -17,9 +17,9 @@ _LEAST_SLOWNESS = 1e-3  # with TTFT alone to count, a token at once would take e
 
 
 class ReciprocalPolicy(Strict):
-    """Numbers of the `reciprocal` law."""
+    """Numbers of the `reciprocal` strategy."""
 
-    law: Literal["reciprocal"] = Field("reciprocal", description="Names this law.")
+    strategy: Literal["reciprocal"] = Field("reciprocal", description="Names this strategy.")
     ttft_base_ms: Positive = Field(50, description="A TTFT that leaves the share as it is.")
     ttft_weight: Share = Field(
         0.8, description="How much TTFT counts, against what is in flight alone. 0 leaves TTFT out."
@@ -29,14 +29,14 @@ class ReciprocalPolicy(Strict):
     )
 
 
-class Reciprocal(Law):
-    """The law. See `docs/laws/reciprocal.md`."""
+class Reciprocal(Strategy):
+    """The strategy. See `docs/strategies/reciprocal.md`."""
 
     name: ClassVar[str] = "reciprocal"
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.LEDGER, Need.ERRORS})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.LEASES, Need.ERRORS})
     # What is in flight moves at every interval and corrects itself. Held back, it would answer the last interval; and
     # of twenty requests one is less than hysteresis lets through, just where the pool is full.
-    ramped: ClassVar[bool] = False
+    slow_started: ClassVar[bool] = False
     damped: ClassVar[bool] = False
     request_bias: ClassVar[float] = 0.0
 
@@ -62,7 +62,7 @@ class Reciprocal(Law):
 
     def _slowness(self, pool: PoolSnapshot) -> Mapping[EndpointId, float]:
         """By how much TTFT divides each endpoint's share."""
-        # A stream that waits longer than tokens took of late is believed before them: the endpoint may hang.
+        # A stream that waits longer than tokens took recently is believed before them: the endpoint may hang.
         known = {
             view.id: max(view.ttft_recent_s, view.oldest_wait_s)
             for view in pool.endpoints

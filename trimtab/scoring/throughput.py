@@ -8,23 +8,23 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capabilities_of, capacities_of
 from trimtab.scoring.config import Share
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.points import against_the_best
 from trimtab.strict import Strict
 
 
 class ThroughputPolicy(Strict):
-    """Numbers of the `throughput` law."""
+    """Numbers of the `throughput` strategy."""
 
-    law: Literal["throughput"] = Field("throughput", description="Names this law.")
+    strategy: Literal["throughput"] = Field("throughput", description="Names this strategy.")
     capacity_part: Share = Field(
         0.2,
         description="Part of the share of an endpoint without a queue that follows capacity instead. 0 leaves it out.",
     )
 
 
-class Throughput(Law):
-    """The law. See `docs/laws/throughput.md`."""
+class Throughput(Strategy):
+    """The strategy. See `docs/strategies/throughput.md`."""
 
     name: ClassVar[str] = "throughput"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TOKENS_PER_S})

@@ -1,4 +1,4 @@
-"""`wdrm`: descend the pool's mean TTFT in ever smaller steps, pulled towards the weights that were best of late."""
+"""`wdrm`: descend the pool's mean TTFT in ever smaller steps, pulled towards the weights that were best recently."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive, remembered
-from trimtab.scoring.contract import Law, Need, Score
+from trimtab.scoring.contract import Need, Score, Strategy
 from trimtab.scoring.points import against_the_best
 from trimtab.strict import Strict
 
@@ -24,9 +24,9 @@ _CHANGED, _IN_A_ROW = 1.5, 3  # so many times the usual loss, so many steps long
 
 
 class WdrmPolicy(Strict):
-    """Numbers of the `wdrm` law."""
+    """Numbers of the `wdrm` strategy."""
 
-    law: Literal["wdrm"] = Field("wdrm", description="Names this law.")
+    strategy: Literal["wdrm"] = Field("wdrm", description="Names this strategy.")
     first_step: Positive = Field(
         0.1, description="Size of the first step; the k-th is divided by k to the power of `decay`."
     )
@@ -49,8 +49,8 @@ class _Step:
     ttft: Mapping[EndpointId, float]
 
 
-class Wdrm(Law):
-    """The law. See `docs/laws/wdrm.md`."""
+class Wdrm(Strategy):
+    """The strategy. See `docs/strategies/wdrm.md`."""
 
     name: ClassVar[str] = "wdrm"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT})
@@ -84,10 +84,10 @@ class Wdrm(Law):
         # Its weight goes to the others when they are judged without it.
         self._memory.pop(endpoint.address, None)
 
-    def remember(self) -> dict[str, Any]:
+    def dump(self) -> dict[str, Any]:
         return self._memory | {id.address: weight for id, weight in sorted(self._weights.items())}
 
-    def recall(self, memory: Mapping[str, Any]) -> None:
+    def restore(self, memory: Mapping[str, Any]) -> None:
         weights = {address: remembered(value) for address, value in memory.items()}
         self._memory = {address: weight for address, weight in weights.items() if weight is not None and weight >= 0}
 

@@ -76,7 +76,7 @@ class Answer(ABC):
 
     @abstractmethod
     def whole(self, choices: Sequence[tuple[str, FinishReason]]) -> dict[str, Any]:
-        """The answer in one piece."""
+        """The unary answer."""
 
     @property
     def output_tokens(self) -> int:
@@ -266,7 +266,7 @@ class AnthropicAnswer(Answer):
         return {"length": "max_tokens", "stop": "end_turn"}[reason]
 
 
-class Dialect(NamedTuple):
+class ApiFormat(NamedTuple):
     """One of the APIs that generate text."""
 
     path: str
@@ -275,8 +275,8 @@ class Dialect(NamedTuple):
     error_body: Callable[[Failure], dict[str, Any]]
 
 
-DIALECTS = (
-    Dialect("/v1/chat/completions", CHAT, ChatAnswer, error_body),
-    Dialect("/v1/completions", COMPLETION, CompletionAnswer, error_body),
-    Dialect("/v1/messages", ANTHROPIC, AnthropicAnswer, anthropic_error_body),
+API_FORMATS = (
+    ApiFormat("/v1/chat/completions", CHAT, ChatAnswer, error_body),
+    ApiFormat("/v1/completions", COMPLETION, CompletionAnswer, error_body),
+    ApiFormat("/v1/messages", ANTHROPIC, AnthropicAnswer, anthropic_error_body),
 )

@@ -1,4 +1,4 @@
-"""What really happened to each request at a simulated engine: the truth that observers are held against."""
+"""What really happened to each request at a simulated engine: the truth that ext_proc workers are held against."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ End = Literal[
     "failed",  # a 5xx other than a refusal
     "error_event",  # an error inside a 200 stream
     "died",  # cut by the engine in mid stream
-    "cut_short",  # ended by the engine in good order, before the answer did
+    "truncated",  # ended by the engine in good order, before the answer did
     "reset",  # reset by the engine before any answer
     "client_left",
 ]

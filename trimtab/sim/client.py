@@ -103,7 +103,7 @@ class _Client:
         self._url = url
         self._model = model
         self._seed = seed
-        self._tell = on_event or (lambda _: None)
+        self._notify = on_event or (lambda _: None)
         self._started_at = time.monotonic()
 
     async def run(self, results: Sequence[Result], cut_off_s: float) -> None:
@@ -124,7 +124,7 @@ class _Client:
     async def _send(self, result: Result) -> None:
         user = f"{self._seed}-{result.number}"
         prompt = words.make_prompt(result.request.prompt_tokens, user)
-        reader = _Reader(result, words.key_of(prompt, user), self._now, self._tell)
+        reader = _Reader(result, words.key_of(prompt, user), self._now, self._notify)
         body = {
             "model": self._model,
             "user": user,
@@ -135,7 +135,7 @@ class _Client:
         }
         data = json.dumps(body).encode()
         result.sent_s = self._now()
-        self._tell(result)
+        self._notify(result)
         try:
             headers = {"content-type": "application/json"}
             async with self._session.post(self._url, data=data, headers=headers) as response:
@@ -161,7 +161,7 @@ class _Client:
         result.outcome = outcome
         result.detail = detail[:_MAX_DETAIL]
         result.ended_s = self._now()
-        self._tell(result)
+        self._notify(result)
 
     def _now(self) -> float:
         return time.monotonic() - self._started_at
@@ -170,13 +170,13 @@ class _Client:
 class _Reader:
     """Checks one stream. It cuts the text out of an event: parsing would cost more than all the rest."""
 
-    def __init__(self, result: Result, key: str, now: Callable[[], float], tell: Callable[[Result], None]) -> None:
+    def __init__(self, result: Result, key: str, now: Callable[[], float], notify: Callable[[Result], None]) -> None:
         self.outcome: Outcome | None = None  # None until the stream's end mark, or until it is wrong
         self.detail = ""
         self._result = result
         self._key = key
         self._now = now
-        self._tell = tell
+        self._notify = notify
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
@@ -196,7 +196,7 @@ class _Reader:
                 return
             self._result.token_s.append(self._now())
             if position == 0:
-                self._tell(self._result)
+                self._notify(self._result)
         elif data.startswith(b'{"error"'):
             self._stop(Outcome.ERROR_EVENT, data.decode(errors="replace"))
         elif data == b"[DONE]":

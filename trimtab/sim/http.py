@@ -15,7 +15,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 
-from trimtab.sim.answers import DIALECTS, DONE, VERSION, Dialect, compact, error_event
+from trimtab.sim.answers import API_FORMATS, DONE, VERSION, ApiFormat, compact, error_event
 from trimtab.sim.attempts import Attempt, AttemptLog, End
 from trimtab.sim.batching import Refusal
 from trimtab.sim.connection import break_off, json_response, ping, writer
@@ -56,8 +56,8 @@ class EngineServer:
         app.router.add_get("/load", self._load)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/v1/models", self._models)
-        for dialect in DIALECTS:
-            app.router.add_post(dialect.path, partial(self._generate, dialect))
+        for api_format in API_FORMATS:
+            app.router.add_post(api_format.path, partial(self._generate, api_format))
         app.router.add_get("/control/log", self._control_log)
         app.router.add_get("/control/state", self._control_state)
         app.router.add_post("/control/fault", self._control_fault)
@@ -109,39 +109,39 @@ class EngineServer:
             "fault": None if self._fault is None else self._fault.fault.model_dump(exclude_unset=True),
         }
 
-    async def _generate(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        attempt = self.attempts.begin(dialect.path, request.headers)
+    async def _generate(self, api_format: ApiFormat, request: web.Request) -> web.StreamResponse:
+        attempt = self.attempts.begin(api_format.path, request.headers)
         self._in_flight += 1
         try:
-            return await self._answer(dialect, request, attempt)
+            return await self._answer(api_format, request, attempt)
         except asyncio.CancelledError:
             attempt.end("client_left")
             raise
         finally:
             self._in_flight -= 1
 
-    async def _answer(self, dialect: Dialect, request: web.Request, attempt: Attempt) -> web.StreamResponse:
+    async def _answer(self, api_format: ApiFormat, request: web.Request, attempt: Attempt) -> web.StreamResponse:
         body = await request.read()
         attempt.body_bytes = len(body)
         try:
             value = parse_json(body, request.content_type)
-            generation = parse(dialect.form, value, self.model, self.kind)
+            generation = parse(api_format.form, value, self.model, self.kind)
         except RequestError as error:
-            return self._fail(dialect, attempt, error.failure, "bad_request")
-        answer = dialect.answer(generation, self.model)
+            return self._fail(api_format, attempt, error.failure, "bad_request")
+        answer = api_format.answer(generation, self.model)
         attempt.streamed = generation.stream
         attempt.prompt_tokens = generation.prompt_tokens
         attempt.output_tokens = answer.output_tokens
         reply = StreamedReply(answer, attempt) if generation.stream else Reply(answer, attempt)
         fault = self._strike(attempt)
         if fault is not None:
-            response = await self._strike_before_headers(fault, dialect, request, reply)
+            response = await self._strike_before_headers(fault, api_format, request, reply)
             if response is not None:
                 return response
         refusal = self.engine.refusal()
         if refusal is not None:
             failure = BUSY if refusal is Refusal.QUEUED_REQS else BACKLOG
-            return self._fail(dialect, attempt, failure, "refused")
+            return self._fail(api_format, attempt, failure, "refused")
         sequences = self.engine.submit(generation.prompt_tokens, reply.choices)
         try:
             if isinstance(reply, StreamedReply):
@@ -179,7 +179,7 @@ class EngineServer:
                 case "die_mid_stream":
                     await break_off(request, reply.attempt, "died")
                 case "end_mid_stream":
-                    reply.attempt.end("cut_short")
+                    reply.attempt.end("truncated")
                 case "stall_mid_stream":
                     await fault.over.wait()
                     reply.go_on(write)
@@ -231,7 +231,7 @@ class EngineServer:
         return fault
 
     async def _strike_before_headers(
-        self, fault: FaultInForce, dialect: Dialect, request: web.Request, reply: Reply
+        self, fault: FaultInForce, api_format: ApiFormat, request: web.Request, reply: Reply
     ) -> web.StreamResponse | None:
         """Do what the fault does before an answer begins; None if the request goes on from there."""
         kind, attempt = fault.fault.kind, reply.attempt
@@ -241,44 +241,44 @@ class EngineServer:
             case "reset_before_headers":
                 await break_off(request, attempt, "reset")
             case "saturate_429" | "saturate_503" | "error_500":
-                return self._fail(dialect, attempt, ANSWERS[kind], "failed" if kind == "error_500" else "refused")
+                return self._fail(api_format, attempt, ANSWERS[kind], "failed" if kind == "error_500" else "refused")
             case "quota_429":
                 seconds = fault.fault.retry_after_s
                 headers = {} if seconds is None else {"retry-after": f"{seconds:g}"}
-                return self._fail(dialect, attempt, QUOTA[fault.fault.shape], "refused", headers)
+                return self._fail(api_format, attempt, QUOTA[fault.fault.shape], "refused", headers)
             case "error_event" if not attempt.streamed:
-                return self._fail(dialect, attempt, DEAD, "failed")
+                return self._fail(api_format, attempt, DEAD, "failed")
             case "error_event":
                 response = await self._open_stream(request, attempt)
                 writer(request)(frame(error_event(DEAD)) + frame(DONE))
                 attempt.end("error_event")
                 return response
             case "no_output":
-                return await self._answer_without_output(fault.fault.answer, dialect, request, reply)
+                return await self._answer_without_output(fault.fault.answer, api_format, request, reply)
         return None
 
     async def _answer_without_output(
-        self, what: NoOutput, dialect: Dialect, request: web.Request, reply: Reply
+        self, what: NoOutput, api_format: ApiFormat, request: web.Request, reply: Reply
     ) -> web.StreamResponse:
         attempt = reply.attempt
         if what in ("done_alone", "empty_stream"):
             stream = await self._open_stream(request, attempt)
             if what == "done_alone":
                 writer(request)(frame(DONE))
-            attempt.end("cut_short")
+            attempt.end("truncated")
             return stream
         match what:
             case "json_error":
-                response = json_response(dialect.error_body(DEAD))
+                response = json_response(api_format.error_body(DEAD))
             case "not_found":
                 unknown = Failure(404, f"The model `{self.model}` does not exist.", "NotFoundError", "model")
-                response = json_response(dialect.error_body(unknown), status=404)
+                response = json_response(api_format.error_body(unknown), status=404)
             case "bad_request":
-                response = json_response(dialect.error_body(NO_TEMPLATE), status=400)
+                response = json_response(api_format.error_body(NO_TEMPLATE), status=400)
             case "no_content":
                 response = web.Response(status=204)
             case "redirect":
-                response = web.Response(status=307, headers={"location": f"{dialect.path}/"})
+                response = web.Response(status=307, headers={"location": f"{api_format.path}/"})
             case "truncated_json":
                 whole = compact(reply.answer.whole(reply.texts())).encode()
                 response = web.Response(body=whole[: len(whole) // 2], content_type="application/json")
@@ -286,12 +286,12 @@ class EngineServer:
                 status, content_type, body = PAGES[what]
                 response = web.Response(status=status, headers={"content-type": content_type}, body=body.encode())
         attempt.send_header(response.status)
-        attempt.end("cut_short")
+        attempt.end("truncated")
         return response
 
     def _fail(
         self,
-        dialect: Dialect,
+        api_format: ApiFormat,
         attempt: Attempt,
         failure: Failure,
         how: End,
@@ -299,7 +299,7 @@ class EngineServer:
     ) -> web.Response:
         attempt.send_header(failure.status)
         attempt.end(how)
-        return json_response(dialect.error_body(failure), status=failure.status, headers=headers)
+        return json_response(api_format.error_body(failure), status=failure.status, headers=headers)
 
     async def _healthy(self, request: web.Request) -> web.Response:
         return web.Response()

@@ -38,7 +38,7 @@ class Choice:
 
 
 class Reply:
-    """An answer in one piece. `done` is set when every choice has all its tokens."""
+    """An unary answer. `done` is set when every choice has all its tokens."""
 
     def __init__(self, answer: Answer, attempt: Attempt) -> None:
         self.answer = answer

@@ -27,13 +27,13 @@ class Ewma:
     def value(self, now: float) -> float | None:
         return self._value if self.at >= now - self._memory_s else None
 
-    def recall(self, at: float, value: float | None, samples: int) -> None:
+    def restore(self, at: float, value: float | None, samples: int) -> None:
         """Go on from what was known at `at`."""
         self.at, self._value, self.samples = at, value, samples
 
 
 class FadingShare:
-    """How many of the events of late were hits, where an event counts half after `half_life_s`.
+    """How many of the events recently were hits, where an event counts half after `half_life_s`.
 
     Events may come late: each is weighed by its own age, so the order in which they come does not matter.
     """
@@ -116,7 +116,7 @@ class FadingMean:
 
 
 class FadingPeak:
-    """The highest value of late: a peak counts half after `half_life_s`, and a higher value replaces it."""
+    """The highest value recently: a peak counts half after `half_life_s`, and a higher value replaces it."""
 
     __slots__ = ("_at", "_half_life_s", "_peak")
 

@@ -7,14 +7,14 @@ from trimtab.scoring.capacity import capacities_of
 
 # What a pool that is out keeps, or gets as a fallback, while one of its endpoints is half-open: no attempt, no return.
 _TRIED_WITH = 0.02
-# A suspect takes work as ever; one that is full or parked is not out of order.
-_IN = frozenset({State.UP, State.RAMPING, State.SUSPECT, State.FULL, State.PARKED})
+# A suspect takes work as ever; one that is full or consolidated is not out of order.
+_IN = frozenset({State.UP, State.SLOW_START, State.SUSPECT, State.FULL, State.CONSOLIDATED})
 
 
-def can_take(decision: PoolDecision | None, spill_below: float) -> float:
+def can_take(decision: PoolDecision | None, failover_below: float) -> float:
     """The part, 0..1, of what comes to a pool that it can take; None is a pool of which nothing is known yet."""
     part = _part_in(decision) if decision else 0.0
-    return 1.0 if part > 0 and part >= spill_below else part / (spill_below or 1.0)
+    return 1.0 if part > 0 and part >= failover_below else part / (failover_below or 1.0)
 
 
 def _part_in(decision: PoolDecision) -> float:
@@ -24,18 +24,18 @@ def _part_in(decision: PoolDecision) -> float:
     return part / sum(capacities.values()) if part else 0.0
 
 
-def wants_tries(decision: PoolDecision) -> bool:
+def wants_exploration(decision: PoolDecision) -> bool:
     """Whether an attempt could bring an endpoint back."""
     return any(endpoint.state is State.HALF_OPEN for endpoint in decision.endpoints)
 
 
-def takes_over(decision: PoolDecision | None, spill_below: float) -> float:
+def takes_over(decision: PoolDecision | None, failover_below: float) -> float:
     """The part, 0..1, of what comes to a fallback that it gets: what it can take, or tries that could bring it back.
 
     One that nobody asks for by its name would never come back without.
     """
-    takes = can_take(decision, spill_below)
-    return max(takes, _TRIED_WITH) if decision and wants_tries(decision) else takes
+    takes = can_take(decision, failover_below)
+    return max(takes, _TRIED_WITH) if decision and wants_exploration(decision) else takes
 
 
 def last_resort(decisions: Sequence[PoolDecision | None]) -> int:
@@ -46,7 +46,7 @@ def last_resort(decisions: Sequence[PoolDecision | None]) -> int:
     return next((number for number, decision in enumerate(decisions) if decision and decision.serves), 0)
 
 
-class Spill:
+class Failover:
     """One pool's split. What it keeps falls at once, and rises slowly: who comes back is not flooded."""
 
     def __init__(self) -> None:

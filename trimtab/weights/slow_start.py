@@ -1,10 +1,10 @@
-"""Ramp: a score falls at once and rises slowly, so an endpoint that comes back is not flooded."""
+"""Slow start: a score falls at once and rises slowly, so an endpoint that comes back is not flooded."""
 
 # Where a new endpoint, or a new incarnation, begins: it is not known to be bad, but its caches are cold.
 NEW_ENDPOINT = 30.0
 
 
-class Ramp:
+class SlowStart:
     """The highest score that one endpoint may show."""
 
     __slots__ = ("_at", "score")

@@ -1,4 +1,4 @@
-"""From a law's scores and shares to the weights of a pool."""
+"""From a strategy's scores and shares to the weights of a pool."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -6,17 +6,17 @@ from math import isfinite
 from random import Random
 
 from trimtab.decision import ClassDecision, EndpointDecision, PoolDecision, State
-from trimtab.endpoint.evidence import Judged, ProbeHeard, Spoke
-from trimtab.endpoint.failure_signals import Sign, Suspected
+from trimtab.endpoint.evidence import OutcomeSeen, ProbeSeen, TokenSeen
+from trimtab.endpoint.failure_signals import FailureSignal, Suspected
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
-from trimtab.health.endpoint_health import Hold, Standing
-from trimtab.health.exploration import Trials
+from trimtab.health.endpoint_health import EndpointHealth, Hold
+from trimtab.health.exploration import Exploration
 from trimtab.health.probe_health import Watch
-from trimtab.policy.model import Shaping
+from trimtab.policy.model import Weighting
 from trimtab.policy.prometheus import CustomSignal
 from trimtab.scoring.capacity import capacities_of
-from trimtab.scoring.contract import Law, Score
-from trimtab.weights.consolidation import Gathering
+from trimtab.scoring.contract import Score, Strategy
+from trimtab.weights.consolidation import Consolidation
 from trimtab.weights.integers import floored, moved, to_weight
 from trimtab.weights.slow_start import NEW_ENDPOINT
 
@@ -34,97 +34,99 @@ _HALF_OPEN_TOTAL = 0.05
 # Holds of endpoints that may give no answer at all. When all are out they stay out if another only says that it is
 # full: it serves some, and tells the others when to come again.
 _MAY_BE_DEAD = frozenset({State.OPEN, State.DOWN})
-_AT_THE_FLOOR = frozenset({State.HALF_OPEN, State.PARKED})  # holds that leave an endpoint its floor
+_AT_THE_FLOOR = frozenset({State.HALF_OPEN, State.CONSOLIDATED})  # holds that leave an endpoint its floor
 
 Pushed = Mapping[str, tuple[int, bool]]  # address -> weight, takes work
 Holds = Mapping[EndpointId, Hold | None]
 
 
-class Shaper:
+class Weigher:
     """The standings of one pool's endpoints, and the weights that were pushed last."""
 
     def __init__(
-        self, numbers: Shaping, rng: Random, limits: Sequence[CustomSignal] = (), watch: Watch | None = None
+        self, config: Weighting, rng: Random, limits: Sequence[CustomSignal] = (), watch: Watch | None = None
     ) -> None:
-        self.numbers = numbers
+        self.config = config
         self.out: Mapping[str, str] = {}  # address -> why discovery wants it to take no new work
         self.limits = limits  # custom signals with a threshold
         self.watch = watch or Watch()
         self._rng = rng
-        self._standings: dict[EndpointId, Standing] = {}
+        self._health: dict[EndpointId, EndpointHealth] = {}
         self._pushed: Sequence[Pushed] = ({},)  # of each length class, or of the whole pool
         self._has_decided = False
         self._serves = True
-        self._gathering = Gathering()
-        self._trials = Trials()
+        self._consolidation = Consolidation()
+        self._exploration = Exploration()
 
     @property
-    def standings(self) -> Mapping[EndpointId, Standing]:
-        return self._standings
+    def health(self) -> Mapping[EndpointId, EndpointHealth]:
+        return self._health
 
     @property
     def pushed(self) -> Pushed:
         """The weights in force, by the last decision that was changed; of length classes, those of the shortest."""
         return self._pushed[0]
 
-    def enter(self, endpoint: EndpointId, standing: Standing) -> None:
-        """Let an endpoint in with a standing; one that nobody lets in begins as a new one."""
-        self._standings[endpoint] = standing
+    def enter(self, endpoint: EndpointId, health: EndpointHealth) -> None:
+        """Let an endpoint in with its health; one that nobody lets in begins as a new one."""
+        self._health[endpoint] = health
 
-    def recall_pushed(self, pushed: Pushed) -> None:
+    def restore_pushed(self, pushed: Pushed) -> None:
         """Measure the first decision against the weights that Envoy most likely still has."""
         self._pushed = (pushed,)
 
-    def hear(self, evidence: Judged | Spoke | Suspected | ProbeHeard) -> None:
+    def observe(self, evidence: OutcomeSeen | TokenSeen | Suspected | ProbeSeen) -> None:
         """Take in what an attempt, or a probe, said of its endpoint."""
         match evidence:
-            case Judged():
-                self._standing(evidence.at, evidence.endpoint).judged(evidence, self.numbers, self._rng)
+            case OutcomeSeen():
+                self._health_of(evidence.at, evidence.endpoint).judged(evidence, self.config, self._rng)
             case Suspected():
-                self._standing(evidence.at, evidence.endpoint).suspected(evidence, self.numbers)
-            case Spoke():
-                standing = self._standing(evidence.at, evidence.endpoint)
-                standing.spoke(evidence.at, evidence.started_at, further=evidence.further)
-            case ProbeHeard():
-                self._standing(evidence.probed.at, evidence.endpoint).liveness.probed(evidence.probed)
+                self._health_of(evidence.at, evidence.endpoint).suspected(evidence, self.config)
+            case TokenSeen():
+                health = self._health_of(evidence.at, evidence.endpoint)
+                health.token_seen(evidence.at, evidence.started_at, further=evidence.further)
+            case ProbeSeen():
+                self._health_of(evidence.probed.at, evidence.endpoint).probe_health.probed(evidence.probed)
 
-    def note(self, at: float, endpoint: EndpointId, sign: Sign) -> None:
-        """Take note of a sign of death that the law has found, and sees to."""
-        self._standing(at, endpoint).note(sign)
+    def note(self, at: float, endpoint: EndpointId, failure_signal: FailureSignal) -> None:
+        """Take note of a failure signal that the strategy has found, and sees to."""
+        self._health_of(at, endpoint).note(failure_signal)
 
-    def decide(self, pool: PoolSnapshot, law: Law) -> PoolDecision:
-        """Judge a pool by `law`, and shape what it says into weights."""
+    def decide(self, pool: PoolSnapshot, strategy: Strategy) -> PoolDecision:
+        """Judge a pool by `strategy`, and shape what it says into weights."""
         now, views = pool.at, pool.endpoints
-        self._standings = {view.id: self._standing(now, view.id) for view in views}
+        self._health = {view.id: self._health_of(now, view.id) for view in views}
         self._open_breakers(now)
         holds = self._holds(now, views)
         held = frozenset(id for id, hold in holds.items() if hold)
         barred = self._barred(pool, holds)
-        judged = law.judge(replace(pool, held=held, barred=barred), now)
+        judged = strategy.judge(replace(pool, held=held, barred=barred), now)
         scores = {id: _bounded(score) for id, score in judged.items()}
-        shaped = {id: self._shaped(now, id, hold, scores[id].score, law) for id, hold in holds.items()}
-        all_out = all(holds.values())
-        full = all_out and any(hold is not None and hold.state is State.COOLING for hold in holds.values())
+        effective = {id: self._effective_score(now, id, hold, scores[id].score, strategy) for id, hold in holds.items()}
+        panic = all(holds.values())
+        full = panic and any(hold is not None and hold.state is State.COOLING for hold in holds.values())
         for id, hold in holds.items():
             # What is going away for good keeps no part of its work when others are back.
-            leaves = id.address in self.out and not all_out
-            is_needed = all_out and not (full and hold is not None and hold.state in _MAY_BE_DEAD)
-            self._standings[id].lean_on(None if leaves else hold, is_needed)
+            leaves = id.address in self.out and not panic
+            is_needed = panic and not (full and hold is not None and hold.state in _MAY_BE_DEAD)
+            self._health[id].lean_on(None if leaves else hold, is_needed)
         half_open = frozenset(id for id, hold in holds.items() if hold and hold.state is State.HALF_OPEN and hold.tries)
-        trial = {} if all_out else self._trials.choose(now, views, half_open)
+        probe_shares = {} if panic else self._exploration.choose(now, views, half_open)
         by_class = [
-            self._shares(pool, takers, scores, shaped, asked, law, trial)
+            self._shares(pool, takers, scores, effective, asked, strategy, probe_shares)
             for takers, asked in _each_class(pool, holds, scores, barred)
         ]
-        changed = self._push([{view.id.address: shares.get(view.id) for view in views} for shares in by_class], law)
+        changed = self._push(
+            [{view.id.address: shares.get(view.id) for view in views} for shares in by_class], strategy
+        )
 
         decisions = []
         for view in views:
             score, hold = scores[view.id], holds[view.id]
-            standing = self._standings[view.id]
-            state, until, reason = self._say(now, hold, all_out, standing, shaped[view.id], score)
+            health = self._health[view.id]
+            state, until, reason = self._say(now, hold, panic, health, effective[view.id], score)
             if view.id in barred and hold is None:
-                reason = f"{reason}; no long prompts: {standing.past_limit(NO_LONG_PROMPTS)}"
+                reason = f"{reason}; no long prompts: {health.past_limit(NO_LONG_PROMPTS)}"
             shares = [of_class.get(view.id) for of_class in by_class]
             share = sum(part or 0.0 for part in shares) / len(shares)
             weights = [pushed[view.id.address] for pushed in self._pushed]
@@ -135,14 +137,14 @@ class Shaper:
                     score=score.score,
                     breakdown=score.breakdown,
                     prediction_error=score.prediction_error,
-                    shaped_score=shaped[view.id],
+                    effective_score=effective[view.id],
                     share=share,
                     weight=round(sum(weight for weight, _ in weights) / len(weights)),
                     takes_work=any(takes_work for _, takes_work in weights),
                     state=state,
                     until=until,
                     reason=reason,
-                    probe=standing.liveness.view(now),
+                    probe=health.probe_health.view(now),
                     classes=tuple(
                         ClassDecision(one.name, part or 0.0, *weight)
                         for one, part, weight in zip(pool.classes, shares, weights, strict=False)
@@ -150,126 +152,138 @@ class Shaper:
                 )
             )
         names = tuple(one.name for one in pool.classes)
-        signs = tuple((id, sign) for id, standing in self._standings.items() for sign in standing.take_signs())
-        serves = full or not all_out
+        failure_signals = tuple(
+            (id, failure_signal)
+            for id, health in self._health.items()
+            for failure_signal in health.take_failure_signals()
+        )
+        serves = full or not panic
         changed, self._serves = changed or serves is not self._serves, serves
-        return PoolDecision(pool.pool, now, tuple(decisions), changed, names, pool.bytes_per_token, signs, serves)
+        return PoolDecision(
+            pool.pool, now, tuple(decisions), changed, names, pool.bytes_per_token, failure_signals, serves
+        )
 
-    def _standing(self, now: float, endpoint: EndpointId) -> Standing:
-        known = self._standings.get(endpoint)
+    def _health_of(self, now: float, endpoint: EndpointId) -> EndpointHealth:
+        known = self._health.get(endpoint)
         if known is None:
-            known = self._standings[endpoint] = Standing(now, NEW_ENDPOINT)
+            known = self._health[endpoint] = EndpointHealth(now, NEW_ENDPOINT)
         return known
 
     def _open_breakers(self, now: float) -> None:
         """Open the breakers of endpoints that fail for more than the policy's share, and more than the others."""
-        numbers = self.numbers
-        recent = {id: standing.recent(now) for id, standing in self._standings.items()}
+        config = self.config
+        recent = {id: health.recent(now) for id, health in self._health.items()}
         all_failed = sum(failed for failed, _ in recent.values())
         all_sent = sum(sent for _, sent in recent.values())
         for id, (failed, sent) in recent.items():
-            if sent < numbers.breaker_error_sample or failed <= numbers.breaker_error_share * sent:
+            if sent < config.breaker_error_sample or failed <= config.breaker_error_share * sent:
                 continue
             others_failed, others_sent = all_failed - failed, all_sent - sent
             if failed * others_sent > _STANDS_OUT * others_failed * sent or others_sent < 1:
                 why = f"{failed / sent:.0%} of its latest {sent:.0f} attempts failed"
-                self._standings[id].open(now, Sign.ERROR_SHARE, why, numbers)
+                self._health[id].open(now, FailureSignal.ERROR_SHARE, why, config)
 
     def _holds(self, now: float, views: Sequence[EndpointView]) -> Holds:
         """What holds each endpoint back; a full KV cache does only while another is known to have room."""
         holds = {view.id: self._hold(now, view) for view in views}
-        limit = self.numbers.kv_limit
+        limit = self.config.kv_limit
         free = {view.id: view.signals.kv_usage for view in views if holds[view.id] is None}
-        full = {id for id, usage in free.items() if self._standings[id].is_full(usage, limit)}
+        full = {id for id, usage in free.items() if self._health[id].is_full(usage, limit)}
         room = any(usage is not None and id not in full for id, usage in free.items())
-        for id, standing in self._standings.items():
-            standing.was_full = room and id in full
-            if standing.was_full:
+        for id, health in self._health.items():
+            health.was_full = room and id in full
+            if health.was_full:
                 usage = f"KV usage {free[id]:.2f}, the limit is {limit:g}"
                 holds[id] = Hold(State.FULL, None, f"full: {usage}, and another endpoint has room")
         if (signal := next((limit for limit in self.limits if limit.action == "consolidate"), None)) is not None:
             readings = {view.id: view.custom.get(signal.name) for view in views}
             used = {id: reading.value if reading else None for id, reading in readings.items()}
-            for id in self._gathering.park(now, used, signal, is_whole=not any(holds.values())):
-                reason = f"{State.PARKED}: {signal.name} of all endpoints is below {signal.below:g}"
-                holds[id] = Hold(State.PARKED, None, reason, tries=True)
+            for id in self._consolidation.consolidate(now, used, signal, is_whole=not any(holds.values())):
+                reason = f"{State.CONSOLIDATED}: {signal.name} of all endpoints is below {signal.below:g}"
+                holds[id] = Hold(State.CONSOLIDATED, None, reason, tries=True)
         return holds
 
     def _hold(self, now: float, view: EndpointView) -> Hold | None:
-        standing = self._standings[view.id]
-        standing.liveness.watch(now, view, self.watch)
+        health = self._health[view.id]
+        health.probe_health.watch(now, view, self.watch)
         if why := self.out.get(view.id.address):
             return Hold(State.DRAINING, None, f"{State.DRAINING}: {why}")
-        standing.read_limits(view.custom, self.limits)
-        if why := standing.past_limit("drain"):
+        health.read_limits(view.custom, self.limits)
+        if why := health.past_limit("drain"):
             return Hold(State.DRAINING, None, f"{State.DRAINING}: {why}")
-        return standing.hold(now, view.newest_sent_at)
+        return health.hold(now, view.newest_sent_at)
 
     def _barred(self, pool: PoolSnapshot, holds: Holds) -> frozenset[EndpointId]:
         """Those that take nothing of the longest class, as long as one that is in is not among them."""
-        past = {id for id in holds if self._standings[id].past_limit(NO_LONG_PROMPTS)}
+        past = {id for id in holds if self._health[id].past_limit(NO_LONG_PROMPTS)}
         others = any(hold is None and id not in past for id, hold in holds.items())
         return frozenset(past) if others and len(pool.classes) > 1 else frozenset()
 
-    def _shaped(self, now: float, id: EndpointId, hold: Hold | None, score: float, law: Law) -> float:
-        ramp = self._standings[id].ramp
-        if hold is not None and hold.state not in (State.FULL, State.PARKED):
-            ramp.hold(now if hold.until is None else hold.until)
+    def _effective_score(
+        self, now: float, id: EndpointId, hold: Hold | None, score: float, strategy: Strategy
+    ) -> float:
+        slow_start = self._health[id].slow_start
+        if hold is not None and hold.state not in (State.FULL, State.CONSOLIDATED):
+            slow_start.hold(now if hold.until is None else hold.until)
             return 0.0
-        return ramp.let(now, score, self.numbers.ramp_points_per_s) if law.ramped else ramp.follow(now, score)
+        return (
+            slow_start.let(now, score, self.config.slow_start_points_per_s)
+            if strategy.slow_started
+            else slow_start.follow(now, score)
+        )
 
     def _shares(
         self,
         pool: PoolSnapshot,
         holds: Holds,
         scores: Mapping[EndpointId, Score],
-        shaped: Mapping[EndpointId, float],
+        effective: Mapping[EndpointId, float],
         asked: Mapping[EndpointId, float],
-        law: Law,
-        trial: Mapping[EndpointId, float],
+        strategy: Strategy,
+        probe_shares: Mapping[EndpointId, float],
     ) -> dict[EndpointId, float]:
-        """The shares of the endpoints that take work, when a law asks for some; they sum to 1."""
+        """The shares of the endpoints that take work, when a strategy asks for some; they sum to 1."""
         capacities = capacities_of(pool.endpoints)
         free = [id for id, hold in holds.items() if hold is None]
         takers = [id for id, hold in holds.items() if self._takes_work(id, hold)]
-        # A law measures shares as it likes. Those that are in although they are held get theirs by capacity, in that
-        # measure: as much as the law gives where the score is 100.
+        # A strategy measures shares as it likes. Those that are in although they are held get theirs by capacity, in
+        # that measure: as much as the strategy gives where the score is 100.
         by_score = sum(capacities[id] * scores[id].score / 100 for id in free)
         scale = _ratio(sum(asked[id] for id in free), by_score)
         raw = [
             scale * capacities[id] * self._leniency(pool.at, id, hold)
             if (hold := holds[id])
-            else _wanted(asked[id], scores[id], shaped[id], law)
+            else _wanted(asked[id], scores[id], effective[id], strategy)
             for id in takers
         ]
         if not any(raw):
             raw = [0.0 if holds[id] else capacities[id] for id in takers]
         total = sum(capacities[id] for id in takers)
         held_floor = _HALF_OPEN_TOTAL / max(1, len(takers) - len(free))
-        # One that is half open or parked gets no more than its floor, so it always has one.
+        # One that is half open or consolidated gets no more than its floor, so it always has one.
         floors = [
-            trial[id]
-            if id in trial
+            probe_shares[id]
+            if id in probe_shares
             else min(
-                self.numbers.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total, held_floor if holds[id] else 1.0
+                self.config.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total, held_floor if holds[id] else 1.0
             )
-            if law.floored or holds[id]
+            if strategy.floored or holds[id]
             else 0.0
             for id in takers
         ]
         return dict(zip(takers, floored(raw, floors), strict=True))
 
     def _takes_work(self, id: EndpointId, hold: Hold | None) -> bool:
-        return hold is None or hold.tries or self._standings[id].leaned_on > 0
+        return hold is None or hold.tries or self._health[id].leaned_on > 0
 
     def _leniency(self, now: float, id: EndpointId, hold: Hold) -> float:
         """0..1: less for one that is out for longer than an ordinary cool-down."""
         left = 0.0 if hold.until is None else hold.until - now
-        return self._standings[id].leaned_on / max(1.0, left / self.numbers.cool_down_max_s)
+        return self._health[id].leaned_on / max(1.0, left / self.config.cool_down_max_s)
 
-    def _push(self, by_class: Sequence[Mapping[str, float | None]], law: Law) -> bool:
+    def _push(self, by_class: Sequence[Mapping[str, float | None]], strategy: Strategy) -> bool:
         """Put shares (None: takes no work) in force where they differ enough, and say whether to push any."""
-        hysteresis = self.numbers.hysteresis if law.damped else 0.0
+        hysteresis = self.config.hysteresis if strategy.damped else 0.0
         before = self._pushed if len(self._pushed) == len(by_class) else [{}] * len(by_class)
         self._pushed = [_followed(pushed, shares, hysteresis) for pushed, shares in zip(before, by_class, strict=True)]
         differs = any(new is not old for new, old in zip(self._pushed, before, strict=True))
@@ -277,20 +291,20 @@ class Shaper:
         return differs or first
 
     def _say(
-        self, now: float, hold: Hold | None, all_out: bool, standing: Standing, shaped: float, score: Score
+        self, now: float, hold: Hold | None, panic: bool, health: EndpointHealth, effective: float, score: Score
     ) -> tuple[State, float | None, str]:
         """The state of an endpoint, when it ends by itself, and a line for people."""
         if hold is not None:
-            if hold.state in _AT_THE_FLOOR or not standing.leaned_on:
+            if hold.state in _AT_THE_FLOOR or not health.leaned_on:
                 return hold.state, hold.until, hold.reason
-            so = "are out, so it is in" if all_out else f"were out, so it keeps {standing.leaned_on:.0%} of its work"
-            return State.ALL_OUT, hold.until, f"all endpoints {so}; {hold.reason}"
-        if standing.liveness.state is State.SUSPECT:
-            return State.SUSPECT, None, standing.liveness.reason
-        if shaped < score.score:
-            left = (score.score - shaped) / self.numbers.ramp_points_per_s
-            points = f"{shaped:.0f} of {score.score:.0f} points"
-            return State.RAMPING, now + left, f"ramping: {points}, {left:.1f} s left"
+            so = "are out, so it is in" if panic else f"were out, so it keeps {health.leaned_on:.0%} of its work"
+            return State.PANIC, hold.until, f"all endpoints {so}; {hold.reason}"
+        if health.probe_health.state is State.SUSPECT:
+            return State.SUSPECT, None, health.probe_health.reason
+        if effective < score.score:
+            left = (score.score - effective) / self.config.slow_start_points_per_s
+            points = f"{effective:.0f} of {score.score:.0f} points"
+            return State.SLOW_START, now + left, f"slow-start: {points}, {left:.1f} s left"
         lost = sorted(((points, term) for term, points in score.breakdown.items() if points >= 0.05), reverse=True)
         terms = ", ".join(f"{points:.1f} by {term}" for points, term in lost)
         lost_by = f", lost {terms}" if terms else ""
@@ -301,7 +315,8 @@ class Shaper:
 def _each_class(
     pool: PoolSnapshot, holds: Holds, scores: Mapping[EndpointId, Score], barred: frozenset[EndpointId]
 ) -> Iterator[tuple[Holds, Mapping[EndpointId, float]]]:
-    """For each length class, short to long, the endpoints that may take of it, and the shares that the law asks for.
+    """For each length class, short to long, the endpoints that may take of it, and the shares that the strategy asks
+    for.
 
     A pool that has no classes is one.
     """
@@ -327,7 +342,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _bounded(score: Score) -> Score:
-    """A score within its range: one bad number of a law must not spoil the whole pool."""
+    """A score within its range: one bad number of a strategy must not spoil the whole pool."""
     points = min(100.0, max(0.0, score.score)) if isfinite(score.score) else 0.0
     class_shares = tuple(map(_bounded_share, score.class_shares))
     return replace(score, score=points, share=_bounded_share(score.share), class_shares=class_shares)
@@ -337,6 +352,6 @@ def _bounded_share(share: float) -> float:
     return max(0.0, share) if isfinite(share) else 0.0
 
 
-def _wanted(share: float, score: Score, shaped: float, law: Law) -> float:
-    """The share that a law asks for, as far as the ramp lets its score through."""
-    return share * shaped / score.score if law.ramped and score.score > 0 else share
+def _wanted(share: float, score: Score, effective: float, strategy: Strategy) -> float:
+    """The share that a strategy asks for, as far as slow start lets its score through."""
+    return share * effective / score.score if strategy.slow_started and score.score > 0 else share

@@ -12,8 +12,8 @@ from trimtab.observation.kinds import (
     LoadReported,
     Observation,
     Probed,
+    PrometheusSample,
     Rejected,
-    SignalQueried,
     SignalsRead,
     StreamRead,
 )
@@ -108,7 +108,7 @@ def source_of(observation: Observation) -> str | None:
             return "watch"
         case SignalsRead():
             return observation.source
-        case SignalQueried():
+        case PrometheusSample():
             return "prometheus"
         case LoadReported():
             return "lrs"

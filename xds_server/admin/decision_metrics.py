@@ -21,11 +21,11 @@ def _mean(spread: Spread | None) -> float | None:
 _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...] = (
     ("weight", "Weight of the latest decision, an integer of at least 1.", lambda e: e.weight),
     ("share_ratio", "Part of the pool's new work that the endpoint is meant to get.", lambda e: e.share),
-    ("score", "What the law says of the endpoint: 0 to 100, 100 is best.", lambda e: e.score),
-    ("shaped_score", "The score after the ramp: 0 to 100.", lambda e: e.shaped_score),
+    ("score", "What the strategy says of the endpoint: 0 to 100, 100 is best.", lambda e: e.score),
+    ("effective_score", "The score after slow start: 0 to 100.", lambda e: e.effective_score),
     (
         "ttft_prediction_error_ratio",
-        "Mean of |predicted - seen| / seen over the latest first tokens, where the law predicts them.",
+        "Mean of |predicted - seen| / seen over the latest first tokens, where the strategy predicts them.",
         lambda e: e.prediction_error,
     ),
     ("takes_work", "1 if the endpoint takes new work, 0 if it is drained.", lambda e: e.takes_work),
@@ -53,7 +53,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
     ),
     (
         "ttft_average_seconds",
-        "Average of the latest times to first token, as the law sees it.",
+        "Average of the latest times to first token, as the strategy sees it.",
         lambda e: e.view.ttft_s,
     ),
     (
@@ -73,7 +73,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[EndpointDecision], float | None]], ...]
     ),
     (
         "tokens_per_second_best",
-        "The most tokens per second that the engine has kept up of late.",
+        "The most tokens per second that the engine has kept up recently.",
         lambda e: e.view.tokens_per_s_best,
     ),
     (

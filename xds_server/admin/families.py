@@ -44,10 +44,10 @@ class MetricFamilies:
             (*endpoint, "output"),
             registry=registry,
         )
-        self.signs = Counter(
-            "trimtab_signs",
-            "Signs of death of an endpoint, by kind; docs/failures.md says what follows from each.",
-            (*endpoint, "sign"),
+        self.failure_signals = Counter(
+            "trimtab_failure_signals",
+            "Failure signals of an endpoint, by kind; docs/failures.md says what follows from each.",
+            (*endpoint, "signal"),
             registry=registry,
         )
         self.scrapes = Counter(
@@ -89,7 +89,7 @@ class MetricFamilies:
         )
         self.routed = Counter(
             "lb_route_decision",
-            "Attempts sent to a backend, by the law that weighs it (method) and its state (reason).",
+            "Attempts sent to a backend, by the strategy that weighs it (method) and its state (reason).",
             ("pool", "backend", "method", "reason"),
             registry=registry,
         )
@@ -117,7 +117,7 @@ class MetricFamilies:
         self.envoys = Gauge(
             "trimtab_envoys_connected",
             "Open discovery streams, by protocol.",
-            ("variant",),
+            ("protocol",),
             registry=registry,
         )
         self.pushes = Counter("trimtab_xds_pushes", "Responses sent, by type.", ("type",), registry=registry)

@@ -31,7 +31,7 @@ from xds_server.ads.events import XdsEvents
 from xds_server.ads.snapshot import TypeUrl
 
 # An observing process that was not heard of while so many others were has ended.
-_OBSERVERS_MAX = 256
+_WORKERS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Pool:
     """The latest decision of a pool, by address."""
 
     decision: PoolDecision
-    law: str
+    strategy: str
     endpoints: Mapping[str, EndpointDecision]
 
 
@@ -58,8 +58,8 @@ class Metrics(XdsEvents):
         self._now = now
         self._pools: dict[str, _Pool] = {}
         self._first_tokens = FirstTokens()
-        self._observers: dict[str, dict[Counter, float]] = {}
-        self._loop_times = LoopTimes()
+        self._workers: dict[str, dict[Counter, float]] = {}
+        self._control_loop_latencies = LoopTimes()
         self._counted: set[tuple[str, str]] = set()  # pool and name of endpoints that may have series
         self._stepped: set[str] = set()  # pools that may have series
         self._asked: set[str] = set()  # those that may have series of queries
@@ -82,7 +82,7 @@ class Metrics(XdsEvents):
             pool = self._pool(seen.pool)
             endpoint = pool and pool.endpoints.get(seen.address)
             if endpoint or (pool and not seen.address):
-                self._loop_times.seen(seen)
+                self._control_loop_latencies.seen(seen)
             if pool and endpoint:
                 self._counted.add((seen.pool, endpoint.view.name))
                 self._count(pool, endpoint, seen)
@@ -91,28 +91,28 @@ class Metrics(XdsEvents):
         """A step was made, and took so long; if it `changed`, it is about to be pushed."""
         self._stepped.add(decision.pool)
         self._families.step.labels(decision.pool).observe(step_seconds)
-        if decision.signs:
+        if decision.failure_signals:
             names = {endpoint.id: endpoint.view.name for endpoint in decision.endpoints}
-            for id, sign in decision.signs:
+            for id, failure_signal in decision.failure_signals:
                 self._counted.add((decision.pool, names[id]))
-                self._families.signs.labels(decision.pool, names[id], sign).inc()
-        self._loop_times.decided(decision.pool, changed=decision.changed)
+                self._families.failure_signals.labels(decision.pool, names[id], failure_signal).inc()
+        self._control_loop_latencies.decided(decision.pool, changed=decision.changed)
 
-    def observer(
-        self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
+    def worker(
+        self, worker: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
     ) -> None:
         """The counters of an observing process since its start; one that falls has begun anew."""
-        last = self._observers.pop(observer, {})
-        self._observers[observer] = {
+        last = self._workers.pop(worker, {})
+        self._workers[worker] = {
             self._families.observation_cpu: cpu_seconds,
             self._families.watched: watched,
             self._families.dropped: dropped,
             self._families.faults.labels("observation"): faults,
             **{self._families.gated.labels(release): count for release, count in gated.items()},
         }
-        if len(self._observers) > _OBSERVERS_MAX:
-            del self._observers[next(iter(self._observers))]
-        for counter, value in self._observers[observer].items():
+        if len(self._workers) > _WORKERS_MAX:
+            del self._workers[next(iter(self._workers))]
+        for counter, value in self._workers[worker].items():
             before = last.get(counter, 0)
             counter.inc(value - before if value >= before else value)
 
@@ -134,7 +134,7 @@ class Metrics(XdsEvents):
         """A part of the control plane failed and was caught; `part` is one of a few fixed words."""
         self._families.faults.labels(part).inc()
 
-    def queried(self, pool: str, signal: str, error: str) -> None:
+    def prometheus_readings(self, pool: str, signal: str, error: str) -> None:
         """A Prometheus server was asked for a signal; `error` is "" if it answered."""
         self._families.queries.labels(pool, signal).inc()
         failed = self._families.query_errors.labels(pool, signal)
@@ -142,12 +142,12 @@ class Metrics(XdsEvents):
             failed.inc()
         self._asked.add(pool)
 
-    def connected(self, node: str, variant: str) -> None:
-        self._families.envoys.labels(variant).inc()
+    def connected(self, node: str, protocol: str) -> None:
+        self._families.envoys.labels(protocol).inc()
 
-    def disconnected(self, node: str, variant: str) -> None:
-        self._loop_times.gone(node)
-        self._families.envoys.labels(variant).dec()
+    def disconnected(self, node: str, protocol: str) -> None:
+        self._control_loop_latencies.gone(node)
+        self._families.envoys.labels(protocol).dec()
 
     def pushed(self, node: str, type_url: str, version: str, resources: int, size_bytes: int) -> None:
         kind = _type_name(type_url)
@@ -155,14 +155,14 @@ class Metrics(XdsEvents):
         self._families.pushed_resources.labels(kind).inc(resources)
         self._families.pushed_bytes.labels(kind).inc(size_bytes)
         if kind == "EDS":
-            self._loop_times.pushed(node, version)
+            self._control_loop_latencies.pushed(node, version)
 
     def acked(self, node: str, type_url: str, version: str, seconds: float) -> None:
         kind = _type_name(type_url)
         self._families.acks.labels(kind).inc()
         self._families.ack_delay.labels(kind).observe(seconds)
         if kind == "EDS":
-            for evidence in self._loop_times.acked(node, version):
+            for evidence in self._control_loop_latencies.acked(node, version):
                 if evidence.pool in self._stepped:
                     took = self._now() - evidence.at
                     self._families.loop.labels(evidence.pool, evidence.source).observe(max(0.0, took))
@@ -171,21 +171,21 @@ class Metrics(XdsEvents):
         kind = _type_name(type_url)
         self._families.nacks.labels(kind).inc()
         if kind == "EDS":
-            self._loop_times.nacked(node, version)
+            self._control_loop_latencies.nacked(node, version)
 
     def _count(self, pool: _Pool, endpoint: EndpointDecision, seen: Observation) -> None:
         where = (seen.pool, endpoint.view.name)
         ttft_s = None
         match seen:
             case AttemptStarted():
-                self._families.routed.labels(*where, pool.law, endpoint.state).inc()
+                self._families.routed.labels(*where, pool.strategy, endpoint.state).inc()
                 ttft_s = self._first_tokens.started(seen)
             case FirstToken():
                 ttft_s = self._first_tokens.token(seen)
             case AttemptEnded():
                 self._families.attempts.labels(*where, seen.outcome, seen.status).inc()
                 if seen.outcome is Outcome.UNREACHABLE:
-                    self._families.routed.labels(*where, pool.law, endpoint.state).inc()
+                    self._families.routed.labels(*where, pool.strategy, endpoint.state).inc()
                 else:
                     self._families.latency.labels(*where).observe(max(0.0, seen.at - seen.started_at))
                 ttft_s = self._first_tokens.ended(seen)
@@ -210,9 +210,9 @@ class Metrics(XdsEvents):
             return None
         known = self._pools.get(name)
         if known is None or known.decision is not decision:
-            laws = (pool.scoring.law for pool in self._state.policy.pools if pool.name == name)
+            strategies = (pool.scoring.strategy for pool in self._state.policy.pools if pool.name == name)
             endpoints = {endpoint.id.address: endpoint for endpoint in decision.endpoints}
-            known = self._pools[name] = _Pool(decision, next(laws, ""), endpoints)
+            known = self._pools[name] = _Pool(decision, next(strategies, ""), endpoints)
         return known
 
     def _prune(self) -> None:
@@ -225,7 +225,7 @@ class Metrics(XdsEvents):
                 self._families.attempts,
                 self._families.rejections,
                 self._families.answers,
-                self._families.signs,
+                self._families.failure_signals,
                 self._families.scrapes,
                 self._families.scrape_errors,
                 self._families.probes,

@@ -131,7 +131,7 @@ def _endpoint(decision: EndpointDecision) -> Json:
         },
         "score": decision.score,
         "prediction_error": decision.prediction_error,
-        "shaped_score": decision.shaped_score,
+        "effective_score": decision.effective_score,
         "breakdown": dict(decision.breakdown),
         "capacity": view.capacity,
         "labels": dict(view.labels),
@@ -178,7 +178,7 @@ def _client(row: ClientRow, now: float) -> Json:
     """An Envoy on `/clients`, with what it has accepted of each type it asked for."""
     return {
         "node": row.node,
-        "variant": row.variant,
+        "protocol": row.protocol,
         "since": row.since,
         "age_s": now - row.since,
         "types": {

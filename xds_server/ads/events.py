@@ -5,13 +5,13 @@ class XdsEvents:
     """Hears of every push and every answer; this one ignores them all.
 
     Calls come on the event loop between two messages to a client: they must be quick and must not raise.
-    `node` is the client's node id, `type_url` the full type URL, `variant` "state-of-the-world" or "delta".
+    `node` is the client's node id, `type_url` the full type URL, `protocol` "sotw" or "delta".
     """
 
-    def connected(self, node: str, variant: str) -> None:
+    def connected(self, node: str, protocol: str) -> None:
         """A stream has named its node."""
 
-    def disconnected(self, node: str, variant: str) -> None:
+    def disconnected(self, node: str, protocol: str) -> None:
         """A stream that was `connected` has ended."""
 
     def pushed(self, node: str, type_url: str, version: str, resources: int, size_bytes: int) -> None:

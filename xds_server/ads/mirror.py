@@ -31,7 +31,7 @@ Resources = Mapping[str, Mapping[str, bytes]]
 """Type URL → name → serialised message."""
 
 
-class Replica:
+class Mirror:
     """Follows the xDS server at `target` (`host:port` or `unix:/path`); `node_id` is what it calls itself there."""
 
     def __init__(self, target: str, node_id: str) -> None:

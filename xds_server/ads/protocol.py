@@ -17,7 +17,7 @@ from xds_server.ads.subscription import Push, Subscription
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class XdsProtocol:
     """One way of speaking xDS. Node, type URL, nonce and error are called the same in both requests."""
 
     name: str
@@ -59,10 +59,10 @@ def _respond_delta(push: Push) -> DeltaDiscoveryResponse:
     return response
 
 
-STATE_OF_THE_WORLD = Variant(
-    "state-of-the-world",
+STATE_OF_THE_WORLD = XdsProtocol(
+    "sotw",
     lambda: Client(full=(TypeUrl.CDS, TypeUrl.LDS), tells_absence=False),
     _read_state_of_the_world,
     _respond_state_of_the_world,
 )
-DELTA = Variant("delta", lambda: Client(full=(), tells_absence=True), _read_delta, _respond_delta)
+DELTA = XdsProtocol("delta", lambda: Client(full=(), tells_absence=True), _read_delta, _respond_delta)

@@ -1,4 +1,4 @@
-"""The aggregated discovery service: brings the newest snapshot to every client, over either variant."""
+"""The aggregated discovery service: brings the newest snapshot to every client, over either protocol."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from trimtab.process.grpc_health import add_health
 from xds_server.ads.events import XdsEvents
 from xds_server.ads.mirror import USER_AGENT
 from xds_server.ads.nack import one_line
-from xds_server.ads.protocol import DELTA, STATE_OF_THE_WORLD, Variant
+from xds_server.ads.protocol import DELTA, STATE_OF_THE_WORLD, XdsProtocol
 from xds_server.ads.snapshot import SnapshotCache, TypeUrl
 from xds_server.ads.subscription import Push
 
@@ -36,7 +36,7 @@ class ClientRow:
     """One connected client, for the state page."""
 
     node: str
-    variant: str
+    protocol: str
     since: float  # Unix seconds
     types: Mapping[TypeUrl, TypeRow]
 
@@ -44,11 +44,11 @@ class ClientRow:
 class _Stream:
     """One open stream: who is at the other end, what it has, and the bell that wakes its sender."""
 
-    def __init__(self, variant: Variant) -> None:
-        self.variant = variant
-        self.client = variant.new_client()
+    def __init__(self, protocol: XdsProtocol) -> None:
+        self.protocol = protocol
+        self.client = protocol.new_client()
         self.node = ""  # until the first request has named it
-        self.is_replica = False
+        self.is_mirror = False
         self.since = time.time()
         self.bell = asyncio.Event()
         self.at_end = False
@@ -80,11 +80,11 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
     def clients(self) -> list[ClientRow]:
         """The Envoys connected now that have named themselves, oldest first."""
         snapshot = self._cache.snapshot
-        envoys = (stream for stream in self._streams if stream.node and not stream.is_replica)
+        envoys = (stream for stream in self._streams if stream.node and not stream.is_mirror)
         return [
             ClientRow(
                 stream.node,
-                stream.variant.name,
+                stream.protocol.name,
                 stream.since,
                 {
                     type_url: TypeRow(
@@ -115,7 +115,7 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
         await self._converse(_Stream(DELTA), requests, context)
 
     def _events_of(self, stream: _Stream) -> XdsEvents:
-        return _UNTOLD if stream.is_replica else self._events
+        return _UNTOLD if stream.is_mirror else self._events
 
     def _wake_all(self) -> None:
         for stream in self._streams:
@@ -131,7 +131,7 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
         finally:
             self._streams.discard(stream)
             if stream.node:
-                self._events_of(stream).disconnected(stream.node, stream.variant.name)
+                self._events_of(stream).disconnected(stream.node, stream.protocol.name)
 
     async def _send(self, stream: _Stream, context: grpc.aio.ServicerContext) -> None:
         while not (self._closed or stream.at_end):
@@ -140,7 +140,7 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
             if push is None:
                 await stream.bell.wait()
                 continue
-            response = stream.variant.respond(push)
+            response = stream.protocol.respond(push)
             # Told before the write, during which there may be newer weights that it does not hold.
             size_bytes = response.ByteSize()
             self._events_of(stream).pushed(stream.node, push.type_url, push.version, len(push.resources), size_bytes)
@@ -156,10 +156,10 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
             if not stream.node:
                 # Later requests may leave the node out.
                 stream.node = request.node.id or context.peer()
-                stream.is_replica = request.node.user_agent_name == USER_AGENT
-                if stream.is_replica:
+                stream.is_mirror = request.node.user_agent_name == USER_AGENT
+                if stream.is_mirror:
                     _log.info("%s follows", stream.node)
-                self._events_of(stream).connected(stream.node, stream.variant.name)
+                self._events_of(stream).connected(stream.node, stream.protocol.name)
             self._take(stream, request)
             stream.bell.set()
         stream.at_end = True
@@ -173,7 +173,7 @@ class AdsService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: igno
             return
         refusal = one_line(request.error_detail.message) if request.HasField("error_detail") else None
         answered = subscription.settle(request.response_nonce, refusal)
-        stream.variant.read_wants(subscription, request)
+        stream.protocol.read_wants(subscription, request)
         if answered is None:
             return
         if refusal is None:

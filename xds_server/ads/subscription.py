@@ -87,7 +87,7 @@ class Subscription:
     # --- what the client wants
 
     def want_exactly(self, names: Collection[str]) -> None:
-        """Take the whole list of wanted names from a state-of-the-world request.
+        """Take the whole list of wanted names from a sotw request.
 
         The list counts even if the request's nonce is stale. Requests arrive in order, so the newest one
         tells what the client wants; and pushes that are faster than a round trip make every nonce stale.

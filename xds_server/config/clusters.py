@@ -52,7 +52,7 @@ def cluster(name: str, pool: Pool, ext_proc: ExtProc, *, timed: bool, hedged: bo
         eds_cluster_config=ClusterEdsClusterConfig(eds_config=over_ads(give_up_after=timedelta(seconds=2))),
         connect_timeout=timedelta(seconds=1),
         common_lb_config=ClusterCommonLbConfig(
-            # Shaping decides who is in, and says of the others that they drain: Envoy does not count those. If it can
+            # Weighting decides who is in, and says of the others that they drain: Envoy does not count those. If it can
             # connect to none that is in, it tries all, by their weights, and one that is out has next to none.
             healthy_panic_threshold=Percent(value=1),
             update_merge_window=timedelta(0),

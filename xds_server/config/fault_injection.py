@@ -11,7 +11,7 @@ from envoy_data_plane.envoy.extensions.filters.http.fault.v3 import FaultAbort, 
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
 from envoy_data_plane.google.protobuf import Any
 
-from trimtab.policy.model import Drills
+from trimtab.policy.model import FaultInjection
 from xds_server.config.upstream_filters import fraction
 
 FAULT_FILTER = "envoy.filters.http.fault"
@@ -22,13 +22,13 @@ def fault_filter() -> HttpFilter:
     return HttpFilter(name=FAULT_FILTER, typed_config=Any.pack(HttpFault(delay=_delay(1, 0))))
 
 
-def faults(drills: Drills) -> dict[str, Any]:
+def faults(fault_injection: FaultInjection) -> dict[str, Any]:
     """What a pool's routes tell the filter; nothing if no request is struck."""
-    if not (drills.abort_percent or drills.delay_percent):
+    if not (fault_injection.abort_percent or fault_injection.delay_percent):
         return {}
     fault = HttpFault(
-        abort=FaultAbort(http_status=drills.abort_status, percentage=fraction(drills.abort_percent)),
-        delay=_delay(drills.delay_ms, drills.delay_percent),
+        abort=FaultAbort(http_status=fault_injection.abort_status, percentage=fraction(fault_injection.abort_percent)),
+        delay=_delay(fault_injection.delay_ms, fault_injection.delay_percent),
     )
     return {FAULT_FILTER: Any.pack(fault)}
 

@@ -163,7 +163,7 @@ def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[Me
             route=action,
             request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
             response_headers_to_remove=[RESPONSE_HEADER] if pool.signals.orca else [],
-            typed_per_filter_config=faults(pool.drills),
+            typed_per_filter_config=faults(pool.fault_injection),
         )
 
 
@@ -219,7 +219,7 @@ def _retry_policy(retries: Retries, first_token_deadline_ms: int | None, *, hedg
         return None
     return RetryPolicy(
         # None of these comes after a byte of an answer has passed, so no client sees parts of two answers.
-        # Not status codes: which errors are worth it is not known before they are read (`observers`).
+        # Not status codes: which errors are worth it is not known before they are read (`ext_proc workers`).
         retry_on="connect-failure,refused-stream,reset-before-request,reset,retriable-headers",
         retriable_headers=[HeaderMatcher(name=RETRY_HEADER, present_match=True)],
         num_retries=retries.attempts,

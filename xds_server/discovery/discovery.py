@@ -53,7 +53,7 @@ class Discovery:
         self._pools: tuple[Pool, ...] = ()
         self._followers: dict[str, tuple[DiscoveryPolicy, Follower]] = {}
         self._left: list[asyncio.Task[None]] = []
-        self._listed: dict[str, Answer] = {name: tuple(_recall(of_pool)) for name, of_pool in (known or {}).items()}
+        self._listed: dict[str, Answer] = {name: tuple(_restore(of_pool)) for name, of_pool in (known or {}).items()}
         self._told: dict[str, tuple[EndpointSpec, ...]] = {}
         self._clashes: set[tuple[str, str, str]] = set()
         self._refused: set[tuple[str, str, str]] = set()
@@ -69,7 +69,7 @@ class Discovery:
             if section is not None and name not in self._followers:
                 self._followers[name] = (section, self._follow(name, section))
         for gone in self._told.keys() - wanted.keys():
-            self._tell(gone, ())
+            self._notify(gone, ())
             del self._told[gone]
             self._listed.pop(gone, None)
         self._publish()
@@ -86,7 +86,7 @@ class Discovery:
             if literal(listed.host) is None and not self._names.address(listed.host)
         ]
 
-    def remember(self, pool: str) -> object:
+    def dump(self, pool: str) -> object:
         """What the source of a pool found, JSON-able; nothing for a pool that the policy lists."""
         if pool not in self._followers:
             return []
@@ -134,7 +134,7 @@ class Discovery:
             endpoints = self._endpoints(pool, listed)
             if endpoints is not None and endpoints != self._told.get(pool):
                 self._told[pool] = endpoints
-                self._tell(pool, endpoints)
+                self._notify(pool, endpoints)
 
     def _listed_now(self, pool: Pool) -> Answer | None:
         """What the policy lists or the source found; None while the source has yet to be tried."""
@@ -145,7 +145,7 @@ class Discovery:
             for endpoint in pool.endpoints
         )
 
-    def _tell(self, pool: str, endpoints: Sequence[EndpointSpec]) -> None:
+    def _notify(self, pool: str, endpoints: Sequence[EndpointSpec]) -> None:
         try:
             self._on_change(pool, endpoints)
         except Exception:
@@ -194,7 +194,7 @@ def _source(section: DiscoveryPolicy, rng: random.Random) -> Source:
             return FromKubernetes(kubernetes, section.capacity_label)
 
 
-def _recall(remembered: object) -> Iterator[Listed]:
+def _restore(remembered: object) -> Iterator[Listed]:
     """What is well-formed of what `remember` gave."""
     for entry in remembered if isinstance(remembered, list) else ():
         match entry:

@@ -20,7 +20,7 @@ class FromFile:
     Times and inodes are not looked at: they mislead after a symlink swap, or a copy that keeps times.
     """
 
-    longest_retry_s: ClassVar[float] = _PERIOD_S  # whoever mends the file waits for it
+    longest_retry_s: ClassVar[float] = _PERIOD_S  # whoever fixes the file waits for it
 
     def __init__(self, policy: FileSource) -> None:
         self._path = policy.path

@@ -63,12 +63,12 @@ class FromHttp:
         headers = {"X-Prometheus-Refresh-Interval-Seconds": f"{policy.refresh_s:g}"}
         async with web.get(policy.url, headers=headers) as response:
             if response.status == 401:
-                mend = f"is the token in {policy.token_file} the right one?" if policy.token_file else "give token_file"
-                raise SourceError(f"HTTP 401 from {policy.url}: {mend}")
+                fix = f"is the token in {policy.token_file} the right one?" if policy.token_file else "give token_file"
+                raise SourceError(f"HTTP 401 from {policy.url}: {fix}")
             if 300 <= response.status < 400:
                 place = response.headers.get("Location", "nowhere")
-                mend = f"it leads to {place}, and redirects are not followed: mend url"
-                raise SourceError(f"HTTP {response.status} from {policy.url}: {mend}")
+                fix = f"it leads to {place}, and redirects are not followed: fix url"
+                raise SourceError(f"HTTP {response.status} from {policy.url}: {fix}")
             if response.status != 200:
                 raise SourceError(f"HTTP {response.status} from {policy.url}")
             return await read_body(response, _MAX_BYTES)

@@ -163,8 +163,8 @@ async def _get(web: Web, place: _Place, verb: str, more: Mapping[str, str]) -> A
             case 200:
                 raise SourceError(f"{place.url} does not answer with JSON, as Kubernetes would")
             case 401:
-                mend = f"the token in {place.token_file} is not accepted" if place.token_file else "give token_file"
-                raise SourceError(f"HTTP 401 from {place.api}: {mend}")
+                fix = f"the token in {place.token_file} is not accepted" if place.token_file else "give token_file"
+                raise SourceError(f"HTTP 401 from {place.api}: {fix}")
             case 403:
                 raise SourceError(
                     f"HTTP 403: we may not {verb} {place.resource} in namespace {place.namespace}: "

@@ -169,8 +169,8 @@ def _of_slice(endpoint: SliceEndpoint, port: int, capacity_label: str) -> Listed
 def _answer(found: Iterable[Listed], without_port: str, port_name: str | None) -> Answer:
     answer = tuple(sorted(found, key=lambda one: one.name))
     if not answer and without_port:
-        mend = f"none is named {port_name}" if port_name else "give port or port_name"
-        raise SourceError(f"{without_port}: {mend}")
+        fix = f"none is named {port_name}" if port_name else "give port or port_name"
+        raise SourceError(f"{without_port}: {fix}")
     return answer
 
 

@@ -43,7 +43,7 @@ class Answer(Protocol):
 
     result: ProbeResult | None  # None: not decided yet
     reason: str
-    spoke: bool  # a token was seen; what follows may still be an error
+    token_seen: bool  # a token was seen; what follows may still be an error
     model: str  # that it names; empty if none
 
     def feed(self, chunk: bytes) -> None:
@@ -151,7 +151,7 @@ class Prober(PoolReader[_Target]):
                     if not pause_s:
                         probed = await self._probe(target)
                         undecided = _log_undecided(target, probed, undecided)
-                        self._tell(probed)
+                        self._notify(probed)
                         # The next decision, which takes it into account, says when there is to be another.
                         pause_s = 0.25 * target.interval_s
             await asyncio.sleep(pause_s * self._rng.uniform(1 - _JITTER, 1 + _JITTER))
@@ -159,7 +159,7 @@ class Prober(PoolReader[_Target]):
     def _pause_s(self, target: _Target) -> float:
         return probe_pause_s(self._decision_of(target.pool, target.address), time.time(), target.interval_s)
 
-    def _tell(self, probed: Probed) -> None:
+    def _notify(self, probed: Probed) -> None:
         try:
             self._on_probed((probed,))
         except Exception:
@@ -213,20 +213,20 @@ class Prober(PoolReader[_Target]):
                     answer = self.read_answer(status, headers, time.time())
                     async for chunk in response.content.iter_any():
                         answer.feed(chunk)
-                        if answer.spoke and ttft_s is None:
+                        if answer.token_seen and ttft_s is None:
                             ttft_s = loop.time() - started
                         size += len(chunk)
                         if answer.result is not None or size > _MAX_ANSWER_BYTES:
                             break
         except TimeoutError:
-            if answer is None or not answer.spoke:
+            if answer is None or not answer.token_seen:
                 header = f"HTTP {status}, but " if status else ""
                 return ProbeResult.SILENT, f"{header}no token within {target.deadline_s:g} s", None, ""
         except (aiohttp.ClientPayloadError, ConnectionError) as cause:
-            if answer is None or not answer.spoke:
+            if answer is None or not answer.token_seen:
                 return ProbeResult.SILENT, why_failed(cause), None, ""
         result = answer.finish()
-        return result, f"{answer.reason}{_mend(status, target)}", ttft_s, answer.model
+        return result, f"{answer.reason}{_fix(status, target)}", ttft_s, answer.model
 
     async def _list_models(self, target: _Target) -> tuple[str, ...]:
         async with (
@@ -272,7 +272,7 @@ def _body(api: str, model: str) -> dict[str, Any]:
     return {"model": model, **prompt, "max_tokens": 1, "stream": True}
 
 
-def _mend(status: int, target: _Target) -> str:
+def _fix(status: int, target: _Target) -> str:
     if status not in (401, 403):
         return ""
     return "; is its token file right?" if target.token_file else "; it may want a probe.token_file"

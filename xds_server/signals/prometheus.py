@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from trimtab.observation.kinds import SignalQueried
+from trimtab.observation.kinds import PrometheusSample
 from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import Prometheus
 from trimtab.pool import EndpointSpec
@@ -46,7 +46,7 @@ class PrometheusSource(PoolReader[_Question]):
 
     def __init__(
         self,
-        on_read: Callable[[Sequence[SignalQueried]], None],
+        on_read: Callable[[Sequence[PrometheusSample]], None],
         on_query: Callable[[str, str, str], None] = lambda pool, signal, error: None,
         *,
         now: Callable[[], float] = time.time,
@@ -95,13 +95,13 @@ class PrometheusSource(PoolReader[_Question]):
                 if asking is None or asking.done():
                     asking = _in_thread(asker.ask, f"ask {question.signal}")
                 await asyncio.wait({asking}, timeout=timeout_s)
-                self._tell(question, asking)
+                self._notify(question, asking)
                 due = max(due + interval_s, loop.time())
         finally:
             if asking is None or asking.done():
                 asker.close()
 
-    def _tell(self, question: _Question, asking: asyncio.Future[Answer | Exception]) -> None:
+    def _notify(self, question: _Question, asking: asyncio.Future[Answer | Exception]) -> None:
         timeout_s = question.server.timeout_ms / 1000
         found = asking.result() if asking.done() else QueryFailed(f"no whole answer within {timeout_s:g} s")
         try:
@@ -114,18 +114,18 @@ class PrometheusSource(PoolReader[_Question]):
         except Exception:
             logger.exception("pool %s: what Prometheus said of %s was not taken in", question.pool, question.signal)
 
-    def _joined(self, question: _Question, answer: Answer) -> Sequence[SignalQueried]:
+    def _joined(self, question: _Question, answer: Answer) -> Sequence[PrometheusSample]:
         endpoints, now = self._endpoints[question.pool], self._now()
         joined = join(answer, endpoints, dict(question.rules))
         reasons = {one.error for one in joined.values()}
         self._troubles_of(question).note("", "")
         self._troubles_of(question).note(question.signal, "" if "" in reasons or not reasons else min(reasons))
         return [
-            SignalQueried(now, question.pool, address, question.signal, one.value, now - one.age_s, one.error)
+            PrometheusSample(now, question.pool, address, question.signal, one.value, now - one.age_s, one.error)
             for address, one in joined.items()
         ]
 
-    def _failed(self, question: _Question, error: Exception) -> Sequence[SignalQueried]:
+    def _failed(self, question: _Question, error: Exception) -> Sequence[PrometheusSample]:
         now = self._now()
         if isinstance(error, QueryFailed):
             why = str(error)
@@ -134,7 +134,7 @@ class PrometheusSource(PoolReader[_Question]):
             why = unforeseen(error)
             self._troubles_of(question).note(question.signal, why, error)
         return [
-            SignalQueried(now, question.pool, endpoint.address, question.signal, None, error=why, answered=False)
+            PrometheusSample(now, question.pool, endpoint.address, question.signal, None, error=why, answered=False)
             for endpoint in self._endpoints[question.pool]
         ]
 

@@ -136,7 +136,7 @@ class _Session(requests.Session):
         with super().request(*args, **kwargs | {"stream": True, "allow_redirects": False}) as response:
             body = self.body = self._read(response)
         if response.status_code != 200:
-            told = _refusal(response, body) + _mend(response, self._server)
+            told = _refusal(response, body) + _fix(response, self._server)
             raise QueryFailed(told, server=response.status_code not in (400, 422, 503))
         if b'"warnings"' in body:
             _refuse_parts(body)
@@ -197,7 +197,7 @@ def _refusal(response: requests.Response, body: bytes) -> str:
     return f"HTTP {response.status_code}: {told}"
 
 
-def _mend(response: requests.Response, server: Prometheus) -> str:
+def _fix(response: requests.Response, server: Prometheus) -> str:
     if response.status_code in (401, 403):
         if server.token_file is not None:
             return f": is the token in {server.token_file} the right one?"
@@ -205,7 +205,7 @@ def _mend(response: requests.Response, server: Prometheus) -> str:
             return f": are username and {server.password_file} right?"
         return ": give token_file, or username and password_file"
     if 300 <= response.status_code < 400:
-        return f": it leads to {response.headers.get('Location', 'nowhere')}, and redirects are not followed: mend url"
+        return f": it leads to {response.headers.get('Location', 'nowhere')}, and redirects are not followed: fix url"
     return ""
 
 

@@ -188,14 +188,14 @@ class Scraper(PoolReader[_Target]):
             timeout=aiohttp.ClientTimeout(total=None),
         ) as response:
             if response.status != 200:
-                raise ScrapeError(f"HTTP {response.status} from {path}{_mend(response, target)}")
+                raise ScrapeError(f"HTTP {response.status} from {path}{_fix(response, target)}")
             page = await read_body(response, MAX_PAGE_BYTES)
             if page is None:
                 raise ScrapeError(f"{path} is above {MAX_PAGE_BYTES} bytes")
             return page
 
 
-def _mend(response: aiohttp.ClientResponse, target: _Target) -> str:
+def _fix(response: aiohttp.ClientResponse, target: _Target) -> str:
     if response.status in (401, 403):
         return ": is scrape_token_file right?" if target.token_file else ": it may want a scrape_token_file"
     if 300 <= response.status < 400:

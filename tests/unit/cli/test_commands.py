@@ -20,8 +20,8 @@ pools:
     capacity: 10
   - address: 127.0.0.1:8002
   scoring:
-    law: health
-  shaping:
+    strategy: health
+  weighting:
     cool_down_min_s: 3
 """
 
@@ -50,7 +50,7 @@ def test_a_good_policy_is_ok(policy: Path) -> None:
         ("endpoints:", "endpionts:", "4:3", 'did you mean "endpoints"?'),
         ("cool_down_min_s: 3", "cool_down_min_ms: 3000", "11:5", '"cool_down_min_s"'),
         ("127.0.0.1:8002", "127.0.0.1:8001", "7:14", "127.0.0.1:8001"),
-        ("law: health", "law: healthy", "9:10", '"health"'),
+        ("strategy: health", "strategy: healthy", "9:15", '"health"'),
     ],
 )
 def test_a_bad_policy_is_one_line_with_its_place(policy: Path, good: str, bad: str, place: str, hint: str) -> None:
@@ -75,7 +75,7 @@ def test_check_warns_of_files_that_cannot_be_read(tmp_path: Path) -> None:
     done = trimtab("check", str(file))
     assert (done.returncode, done.stdout) == (0, f"{file}: ok: 1 pool, 0 endpoints listed, 1 pool with discovery\n")
     assert done.stderr.splitlines() == [
-        f"{file}:{place}: warning: the file cannot be read now: {why}; put it there, or mend the path"
+        f"{file}:{place}: warning: the file cannot be read now: {why}; put it there, or fix the path"
         for place, why in (
             ("4:28: pools[0].discovery.file.path", "no such file or directory"),
             ("6:38: pools[0].probe.token_file", "is a directory"),
@@ -171,7 +171,7 @@ def test_each_of_several_envoys_has_its_own_admin_pages(policy: Path) -> None:
     assert done.stderr.startswith('--admin "localhost" must be an IP address')
 
 
-def test_an_address_of_another_machine_is_said_with_its_mend(policy: Path) -> None:
+def test_an_address_of_another_machine_is_said_with_its_fix(policy: Path) -> None:
     policy.write_text(f"{POLICY}services:\n  xds: 203.0.113.9:18000\nstate_file: null\n")
     done = trimtab("serve", "-p", str(policy))
     assert done.returncode == 2

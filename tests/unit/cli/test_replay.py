@@ -13,7 +13,7 @@ version: 1
 pools:
 - name: chat
   endpoints: [{address: 127.0.0.1:8001}]
-  scoring: {law: predicted_ttft}
+  scoring: {strategy: predicted_ttft}
   interval_ms: INTERVAL
 """
 
@@ -28,20 +28,20 @@ def trimtab(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_report_has_the_figures_of_every_law(tmp_path: Path) -> None:
+def test_a_report_has_the_figures_of_every_strategy(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    small = ("--fleet", "fleet3", "--requests", "120", "--seeds", "2", "--laws", "round_robin,predicted_ttft")
+    small = ("--fleet", "fleet3", "--requests", "120", "--seeds", "2", "--strategies", "round_robin,predicted_ttft")
     done = trimtab(*small, "--report", str(report))
     assert (done.returncode, done.stderr) == (0, "")
     assert "round_robin" in done.stdout
     written = json.loads(report.read_text())
-    assert list(written["laws"]) == ["round_robin", "predicted_ttft"]
+    assert list(written["strategies"]) == ["round_robin", "predicted_ttft"]
     assert (written["seeds"], written["fleet"]) == (2, "fleet3")
-    for law in written["laws"].values():
-        assert law["ttft_ms"].keys() == {"mean", "p50", "p90", "p99"}
-        assert law["success"] == 1.0
-        assert sum(law["share"].values()) == 120
-        assert law["output_tokens_per_s"] > 0
+    for strategy in written["strategies"].values():
+        assert strategy["ttft_ms"].keys() == {"mean", "p50", "p90", "p99"}
+        assert strategy["success"] == 1.0
+        assert sum(strategy["share"].values()) == 120
+        assert strategy["output_tokens_per_s"] > 0
     again = json.loads(trimtab(*small, "--json", "--jobs", "1").stdout)
     assert again == written
 
@@ -49,7 +49,7 @@ def test_a_report_has_the_figures_of_every_law(tmp_path: Path) -> None:
 def test_a_bundled_trace_is_replayed_faster_and_as_markdown() -> None:
     done = trimtab(
         *("--trace", "azure23_conv", "--requests", "100", "--speed", "2", "--fleet", "homog8"),
-        *("--laws", "round_robin,least_request", "--base", "least_request", "--markdown"),
+        *("--strategies", "round_robin,least_request", "--base", "least_request", "--markdown"),
     )
     assert done.returncode == 0
     assert "100 requests of azure23_conv × 2 on homog8 (8 engines)" in done.stdout
@@ -62,8 +62,8 @@ def test_a_bundled_trace_is_replayed_faster_and_as_markdown() -> None:
 
 
 def test_a_large_fleet_is_shown_kind_by_kind_with_the_spread_within() -> None:
-    done = trimtab("--fleet", "homog64", "--requests", "100", "--laws", "round_robin", "--markdown")
-    assert "| law | 64 a100 |" in done.stdout
+    done = trimtab("--fleet", "homog64", "--requests", "100", "--strategies", "round_robin", "--markdown")
+    assert "| strategy | 64 a100 |" in done.stdout
     assert re.search(r"\| `round_robin` \| 100\.0 / \d+ ±\d+ \|", done.stdout)
 
 
@@ -74,16 +74,19 @@ def test_two_policies_are_compared(tmp_path: Path) -> None:
         *("--fleet", "fleet3", "--requests", "100", "--json"),
         *("--compare", str(tmp_path / "old.yaml"), str(tmp_path / "new.yaml")),
     )
-    laws = json.loads(done.stdout)["laws"]
-    assert list(laws) == ["old", "new"]
-    assert laws["new"]["pushes"] > laws["old"]["pushes"]
+    strategies = json.loads(done.stdout)["strategies"]
+    assert list(strategies) == ["old", "new"]
+    assert strategies["new"]["pushes"] > strategies["old"]["pushes"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--laws", "health,nope"), "--laws: unknown law 'nope'; there are round_robin, random, least_request"),
-        (("--laws", ","), "--laws: no law is named"),
+        (
+            ("--strategies", "health,nope"),
+            "--strategies: unknown strategy 'nope'; there are round_robin, random, least_request",
+        ),
+        (("--strategies", ","), "--strategies: no strategy is named"),
         (("--fleet", "nope"), "no such file, and no bundled fleet; there are fleet3"),
         (("--trace", "nope"), "--trace nope: no such file, and no bundled trace; there are azure23_code"),
         (("--base", "nope", "--requests", "5"), "--base nope: it is none of round_robin"),

@@ -35,7 +35,7 @@ def pool(**changes: Any) -> Pool:
     [
         ({"pool"}, "--pool is of no use without the --policy or --compare"),
         ({"compare", "policy"}, "--policy is of no use with --compare"),
-        ({"compare", "laws", "pool"}, "--laws is of no use with --compare"),
+        ({"compare", "strategies", "pool"}, "--strategies is of no use with --compare"),
         ({"rate", "clients"}, "--rate is of no use with --clients"),
         ({"cut_after_s", "clients"}, "--cut-after-s is of no use with --clients"),
         ({"as_json", "as_markdown"}, "--markdown is of no use with --json"),
@@ -65,7 +65,7 @@ def test_options_that_go_together() -> None:
     ],
 )
 def test_numbers_that_no_replay_can_be_made_with(changes: dict[str, Any], said: str) -> None:
-    wanted = {"fleet": "fleet3", "laws": "round_robin"} | changes
+    wanted = {"fleet": "fleet3", "strategies": "round_robin"} | changes
     with pytest.raises(UserError, match=said):
         make_replays(Wanted(**wanted), Console(file=io.StringIO()))
 
@@ -80,11 +80,11 @@ def test_a_report_that_names_a_folder_is_told_before_the_replay(tmp_path: Path) 
         ensure_folder("--report", tmp_path)
 
 
-def test_all_can_stand_among_other_laws() -> None:
-    wanted = Wanted(fleet="fleet3", laws="random,all", requests=3, processes=1)
+def test_all_can_stand_among_other_strategies() -> None:
+    wanted = Wanted(fleet="fleet3", strategies="random,all", requests=3, processes=1)
     report, _ = make_replays(wanted, Console(file=io.StringIO()))
-    assert list(report["laws"])[:3] == ["random", "round_robin", "least_request"]
-    assert {"health", "predicted_ttft"} <= report["laws"].keys()
+    assert list(report["strategies"])[:3] == ["random", "round_robin", "least_request"]
+    assert {"health", "predicted_ttft"} <= report["strategies"].keys()
 
 
 @pytest.mark.parametrize(
@@ -104,18 +104,22 @@ def test_a_simulated_page_shows_what_the_page_of_such_an_engine_does(changes: di
     assert page_signals(pool(**changes)) == shown
 
 
-def test_a_law_without_what_it_goes_by_is_refused() -> None:
-    blind = pool(engine="ollama", scoring={"law": "linear"}, signals={"prometheus": PROMETHEUS})
+def test_a_strategy_without_what_it_goes_by_is_refused() -> None:
+    blind = pool(engine="ollama", scoring={"strategy": "linear"}, signals={"prometheus": PROMETHEUS})
     with pytest.raises(NotSimulatedError, match=r"linear needs kv_usage, and .* set engine to one whose page shows it"):
         policy_arm("blind", fleet({}), blind)
-    heat = pool(scoring={"law": "blend", "terms": [{"custom": "heat", "bad": 90}]}, signals={"prometheus": PROMETHEUS})
+    heat = pool(
+        scoring={"strategy": "blend", "terms": [{"custom": "heat", "bad": 90}]}, signals={"prometheus": PROMETHEUS}
+    )
     with pytest.raises(NotSimulatedError, match="no term of its blend is ever known"):
         lost(heat)
 
 
-def test_a_law_that_loses_a_part_is_played_and_the_part_is_told() -> None:
+def test_a_strategy_that_loses_a_part_is_played_and_the_part_is_told() -> None:
     terms = [{"custom": "heat", "bad": 90}, {"reading": "in_flight", "bad": 40}, {"reading": "waiting", "bad": 9}]
-    told = lost(pool(engine="ollama", scoring={"law": "blend", "terms": terms}, signals={"prometheus": PROMETHEUS}))
+    told = lost(
+        pool(engine="ollama", scoring={"strategy": "blend", "terms": terms}, signals={"prometheus": PROMETHEUS})
+    )
     assert [line.partition(": ")[2] for line in told] == [
         "the term heat is never known",
         "the term waiting is never known",
@@ -126,12 +130,14 @@ def test_a_law_that_loses_a_part_is_played_and_the_part_is_told() -> None:
     classes = [{"name": "short", "up_to_tokens": 1000}, {"name": "long"}]
     asked = {"prometheus": {**ASKED, "custom": [gathers, shields]}}
     assert [line.partition(": ")[2] for line in lost(pool(classes=classes, signals=asked))] == [
-        "the signal idle never gathers work",
+        "the signal idle never consolidates work",
         "the signal torn never keeps long prompts away",
     ]
-    (_, waiting) = lost(pool(engine="ollama", scoring={"law": "health"}, signals={"orca": False, "prometheus": ASKED}))
+    (_, waiting) = lost(
+        pool(engine="ollama", scoring={"strategy": "health"}, signals={"orca": False, "prometheus": ASKED})
+    )
     assert waiting.endswith("waiting is never known")
-    assert lost(pool()) == lost(pool(engine="ollama", scoring={"law": "health"})) == ()
+    assert lost(pool()) == lost(pool(engine="ollama", scoring={"strategy": "health"})) == ()
 
 
 def test_patience_without_end_is_none() -> None:

@@ -106,9 +106,9 @@ def test_a_restarted_endpoint_ramps_from_a_moderate_score() -> None:
     assert scene.at().state == State.UP
     scene.see(read(1001.0, process_start=1000.0))
     scene.step()
-    assert (scene.at().state, scene.at().shaped_score) == (State.RAMPING, 30.0)
+    assert (scene.at().state, scene.at().effective_score) == (State.SLOW_START, 30.0)
     scene.step(1002.0)
-    assert scene.at().shaped_score == pytest.approx(45.0)
+    assert scene.at().effective_score == pytest.approx(45.0)
 
 
 def test_a_cool_down_ends_with_the_process_that_asked_for_it() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.scene import A, B, Scene, answered, ended, failed, observer_missed, rejected, started, token
+from tests.unit.scene import A, B, Scene, answered, ended, failed, rejected, started, token, worker_missed
 from trimtab.endpoint.snapshot import TokenSample
 from trimtab.observation.kinds import Outcome, Verdict
 from trimtab.scoring.health import Health
@@ -233,12 +233,12 @@ class TestSampledWatching:
 
 
 class TestWhileAnObserverIsAway:
-    """Tokens go unseen, and those that waited for the observer carry the time at which it read them."""
+    """Tokens go unseen, and those that waited for the ext_proc worker carry the time at which it read them."""
 
     def test_a_stream_of_that_time_is_no_witness_of_silence(self) -> None:
         scene = Scene([A])
         scene.see(*answered(1000.0, 0.1, request="before"), started(1001.0, prompt=300))
-        scene.see(observer_missed(1002.0))
+        scene.see(worker_missed(1002.0))
         scene.now = 1060.0
         view = scene.view()
         assert (view.ttft_s, view.oldest_wait_s, view.awaiting_token) == (pytest.approx(0.1), 0.0, 0)
@@ -247,7 +247,7 @@ class TestWhileAnObserverIsAway:
     def test_its_work_is_done_when_a_later_stream_speaks_or_it_ends(self) -> None:
         scene = Scene([A])
         scene.see(started(1000.0, request="one", prompt=300), started(1000.5, request="two", prompt=50))
-        scene.see(observer_missed(1002.0))
+        scene.see(worker_missed(1002.0))
         scene.see(ended(1004.0, 1000.5, request="two"))
         assert scene.view().outstanding_prompt_bytes == 300
         scene.see(*answered(1005.0, 0.1, request="after"))
@@ -255,28 +255,28 @@ class TestWhileAnObserverIsAway:
 
     def test_a_start_that_is_told_late_is_of_that_time_too(self) -> None:
         scene = Scene([A])
-        scene.see(observer_missed(1002.0))
+        scene.see(worker_missed(1002.0))
         scene.see(started(1001.0), now=1003.0)
         scene.now = 1030.0
         assert (scene.view().in_flight, scene.view().oldest_wait_s) == (1, 0.0)
 
     def test_a_token_that_is_read_late_is_no_sample(self) -> None:
         scene = Scene([A])
-        scene.see(*answered(1000.0, 0.1, request="before"), started(1001.0), observer_missed(1005.0), token(1005.0))
+        scene.see(*answered(1000.0, 0.1, request="before"), started(1001.0), worker_missed(1005.0), token(1005.0))
         scene.see(ended(1005.1, 1001.0, first_byte_s=0.1))
         scene.run(1008.0)
         assert (scene.view().ttft_s, scene.view().ttft_samples) == (pytest.approx(0.1), 1)
 
     def test_a_client_that_leaves_a_stream_which_had_begun_shows_no_silence(self) -> None:
         scene = Scene([A])
-        scene.see(*answered(1000.0, 0.1, request="before"), started(1001.0), observer_missed(1005.0))
+        scene.see(*answered(1000.0, 0.1, request="before"), started(1001.0), worker_missed(1005.0))
         scene.see(ended(1030.0, 1001.0, outcome=Outcome.ABORTED, first_byte_s=0.2))
         scene.run(1032.0)
         assert scene.view().ttft_s == pytest.approx(0.1)
 
     def test_what_comes_when_it_is_back_counts_again(self) -> None:
         scene = Scene([A])
-        scene.see(*answered(1000.0, 0.1, request="before"), observer_missed(1002.0))
+        scene.see(*answered(1000.0, 0.1, request="before"), worker_missed(1002.0))
         scene.see(*answered(1004.0, 0.2, request="after"), started(1005.0))
         scene.now = 1010.0
         view = scene.view()
@@ -284,7 +284,7 @@ class TestWhileAnObserverIsAway:
 
     def test_that_streams_of_that_time_went_unseen_does_not_make_others_doubtful(self) -> None:
         scene = Scene([A])
-        scene.see(*(started(1000.0, request=f"r{i}") for i in range(20)), observer_missed(1002.0))
+        scene.see(*(started(1000.0, request=f"r{i}") for i in range(20)), worker_missed(1002.0))
         scene.see(*(ended(1003.0, 1000.0, request=f"r{i}") for i in range(20)))
         scene.run(1006.0)
         scene.see(started(1006.0))

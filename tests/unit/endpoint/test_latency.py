@@ -1,4 +1,4 @@
-"""How fast an endpoint works, as a law is shown it."""
+"""How fast an endpoint works, as a strategy is shown it."""
 
 import tracemalloc
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tests.unit.scene import A, B, Scene, answered, ended, failed, read, rejected, started, stream_read, token
-from trimtab.endpoint.latency import Pace
+from trimtab.endpoint.latency import LatencyEstimators
 from trimtab.endpoint.snapshot import EndpointView
 from trimtab.observation.kinds import Verdict
 
@@ -154,7 +154,7 @@ class TestRates:
         scene = Scene([A])
         scene.see(*(read(1000.0 + n, generated_tokens=100.0 * n) for n in range(11)))
         scene.step()
-        later = Scene([A], now=1300.0, memory=scene.controller.remember(1010.0))
+        later = Scene([A], now=1300.0, memory=scene.controller.dump(1010.0))
         assert later.view().tokens_per_s_best == pytest.approx(100.0 * 0.5 ** (290 / 600), rel=0.01)
         assert later.view().tokens_per_s is None
 
@@ -217,16 +217,16 @@ def test_memory_is_constant() -> None:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        pace, sizes = Pace(600.0), []
+        latency, sizes = LatencyEstimators(600.0), []
         for number in range(9000):
             at = 1e9 + number / 50
-            pace.sent(at, number)
-            pace.spoke(at, random.random())
-            pace.decoded(at, [random.random() for _ in range(8)])
+            latency.sent(at, number)
+            latency.token_seen(at, random.random())
+            latency.decoded(at, [random.random() for _ in range(8)])
             if number % 10 == 0:
-                pace.decoding(at, 9)
-                pace.ttft_p99_s(at)
-                pace.inter_token_p99_s(at)
+                latency.decoding(at, 9)
+                latency.ttft_p99_s(at)
+                latency.inter_token_p99_s(at)
             if number % 1000 == 999:
                 sizes.append(tracemalloc.get_traced_memory()[0] - before)
     finally:

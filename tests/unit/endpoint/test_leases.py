@@ -14,12 +14,12 @@ from tests.unit.scene import (
     ended,
     failed,
     load,
-    observer_missed,
     read,
     rejected,
     started,
     token,
     unreachable,
+    worker_missed,
 )
 from trimtab.endpoint.attempts import REMEMBER_ENDED
 from trimtab.endpoint.lrs import LASTING_S, NODE_GONE_S, SETTLE_S, UNCOUNTED_S
@@ -168,7 +168,7 @@ def test_leases_that_are_left_when_all_is_idle_need_no_traffic_to_heal() -> None
     scene = Scene()
     scene.see(*(started(1000.0, request=f"r{i}") for i in range(12)))
     reporting(scene, 1005.0, envoy=12)
-    scene.see(observer_missed(1005.0))
+    scene.see(worker_missed(1005.0))
     reporting(scene, 1005.0 + LASTING_S + SETTLE_S + 0.5, envoy=0)
     assert scene.view().in_flight == 0
 
@@ -375,12 +375,12 @@ def test_in_flight_is_never_negative_and_returns_to_nothing(script: list, random
 
 def test_memory_does_not_grow_with_traffic() -> None:
     scene = Scene([A])
-    conduct = scene.controller._fleet._profiles[A].conduct
+    tracker = scene.controller._fleet._profiles[A].tracker
     for i in range(3 * REMEMBER_ENDED):
         at = 1000.0 + i * 0.001
         scene.see(started(at, request=f"r{i}"), token(at, request=f"t{i}"), ended(at + 0.0005, at, request=f"r{i}"))
     scene.step(scene.now + 2.5)
-    assert len(conduct.ledger._by_request) <= REMEMBER_ENDED
-    assert len(conduct._held._by_request) == 0
+    assert len(tracker.leases._by_request) <= REMEMBER_ENDED
+    assert len(tracker._held._by_request) == 0
     scene.step(scene.now + 60)
-    assert len(conduct.ledger._by_request) == len(conduct.ledger._ended) == len(conduct._unsettled) == 0
+    assert len(tracker.leases._by_request) == len(tracker.leases._ended) == len(tracker._unsettled) == 0

@@ -11,13 +11,13 @@ from tests.unit.scene import (
     answered,
     ended,
     failed,
-    observer_missed,
     rejected,
     started,
     stream_read,
     token,
+    worker_missed,
 )
-from trimtab.endpoint.failure_signals import Sign
+from trimtab.endpoint.failure_signals import FailureSignal
 from trimtab.observation.kinds import Outcome, Output, Verdict
 from trimtab.pool import State
 
@@ -49,13 +49,13 @@ def test_an_endpoint_without_output_is_out_within_ten_requests_and_says_why() ->
 
 def test_it_is_counted_as_a_sign() -> None:
     scene = Scene([A, B, C])
-    signs = []
+    failure_signals = []
     for number in range(10):
         at = 1000.0 + number
         scene.see(*answered(at, 0.3, A, f"a{number}"), *answered(at, 0.3, B, f"b{number}"))
         scene.see(*without_output(at, C, f"c{number}"))
-        signs += [sign for _, sign in scene.step(at + 0.5).signs]
-    assert signs == [Sign.NO_OUTPUT]
+        failure_signals += [failure_signal for _, failure_signal in scene.step(at + 0.5).failure_signals]
+    assert failure_signals == [FailureSignal.NO_OUTPUT]
 
 
 def test_it_comes_back_by_output() -> None:
@@ -64,7 +64,7 @@ def test_it_comes_back_by_output() -> None:
     assert scene.at(C).state == State.HALF_OPEN
     scene.see(*answered(1060.0, 0.3, C, "back"))
     scene.step(1060.5)
-    assert scene.at(C).state in (State.RAMPING, State.UP)
+    assert scene.at(C).state in (State.SLOW_START, State.UP)
 
 
 def test_half_open_it_is_out_for_longer_if_it_gives_none_again_while_others_do() -> None:
@@ -213,7 +213,7 @@ class TestUnread:
 
     @pytest.mark.parametrize(
         ("output", "state"),
-        [(Output.OUTPUT, State.RAMPING), (Output.UNKNOWN, State.HALF_OPEN), (None, State.HALF_OPEN)],
+        [(Output.OUTPUT, State.SLOW_START), (Output.UNKNOWN, State.HALF_OPEN), (None, State.HALF_OPEN)],
     )
     def test_only_output_closes_a_breaker(self, output: Output | None, state: State) -> None:
         scene = self.open_one()
@@ -230,7 +230,7 @@ class TestUnread:
         speech = ended(1031.5, 1031.0, A, "try", streamed=False, content_type=content_type)
         scene.see(started(1031.0, A, "try", streamed=False), speech)
         scene.run(1033.0)
-        assert scene.at(A).state in (State.RAMPING, State.UP)
+        assert scene.at(A).state in (State.SLOW_START, State.UP)
 
     def test_where_most_answers_go_unread_a_whole_one_is_taken_for_output(self) -> None:
         scene = self.open_one()
@@ -239,13 +239,13 @@ class TestUnread:
         scene.run(1033.0)
         scene.see(*self.unary(1033.0, A, "try", None))
         scene.run(1035.0)
-        assert scene.at(A).state in (State.RAMPING, State.UP)
+        assert scene.at(A).state in (State.SLOW_START, State.UP)
 
     def test_so_it_is_where_the_observers_were_away(self) -> None:
         scene = self.open_one()
-        scene.see(*self.unary(1031.0, A, "try", None), observer_missed(1031.2))
+        scene.see(*self.unary(1031.0, A, "try", None), worker_missed(1031.2))
         scene.step(1033.0)
-        assert scene.at(A).state == State.RAMPING
+        assert scene.at(A).state == State.SLOW_START
 
     def test_an_unread_answer_ends_a_row_of_failures(self) -> None:
         scene = Scene([A, B])
@@ -259,7 +259,7 @@ class TestUnread:
 
 class TestUnary:
     def learned(self, took_s: float, tokens: int | None, count: int = 20, **end: object) -> Scene:
-        scene = Scene([A, B], scoring={"law": "predicted_ttft"})
+        scene = Scene([A, B], scoring={"strategy": "predicted_ttft"})
         for number in range(count):
             at = 1000.0 + number * 3
             scene.see(started(at, A, f"r{number}", streamed=False, prompt=4000))
@@ -290,7 +290,7 @@ class TestUnary:
         assert scene.at(A).view.ttft_s == pytest.approx(self.learned(2.0, 100).at(A).view.ttft_s, rel=0.01)
 
     def test_no_answer_without_output_teaches(self) -> None:
-        scene = Scene([A, B], scoring={"law": "predicted_ttft"})
+        scene = Scene([A, B], scoring={"strategy": "predicted_ttft"})
         for number in range(20):
             scene.see(*without_output(1000.0 + number, A, f"r{number}"))
             scene.step(1000.5 + number)

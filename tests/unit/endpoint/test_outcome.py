@@ -209,7 +209,7 @@ def test_every_retry_of_a_request_is_an_attempt_of_its_own() -> None:
 
 
 def test_errors_fade() -> None:
-    scene = Scene(shaping={"breaker_failures": 1000})
+    scene = Scene(weighting={"breaker_failures": 1000})
     for i in range(100):
         scene.see(failed(1000.0 + i * 0.01, request=f"r{i}"))
     assert scene.view().error_share > 0.9
@@ -231,7 +231,7 @@ def test_the_order_in_which_late_errors_come_does_not_matter() -> None:
 
 
 def test_unreachable_endpoints_are_counted_by_every_try() -> None:
-    scene = Scene(shaping={"breaker_failures": 1000})
+    scene = Scene(weighting={"breaker_failures": 1000})
     scene.see(*(unreachable(1000.0 + i * 0.01, request=f"r{i}") for i in range(20)))
     assert scene.view().error_share == pytest.approx(share(20, 20), rel=0.02)
     assert scene.view().in_flight == 0

@@ -13,7 +13,7 @@ A, B, C = (EndpointId(f"10.0.0.{number}:8000") for number in (1, 2, 3))
 CHAT = request_kind("/v1/chat/completions", "192.0.2.1", 100)
 
 
-def tell(peers: Peers, at: float, endpoint: EndpointId, missing: str = "", kind: RequestKind = CHAT) -> list[str]:
+def notify(peers: Peers, at: float, endpoint: EndpointId, missing: str = "", kind: RequestKind = CHAT) -> list[str]:
     """Take in an answer; what is said of whom."""
     peers.add(Answer(at, endpoint, kind, missing))
     return [f"{suspect}: {why}" for suspect, why in peers.suspects()]
@@ -24,7 +24,7 @@ def around(peers: Peers, count: int, missing: str) -> list[str]:
     said: list[str] = []
     for number in range(count):
         for endpoint in (A, B, C):
-            said = said or tell(peers, 1000.0 + number, endpoint, missing if endpoint is C else "")
+            said = said or notify(peers, 1000.0 + number, endpoint, missing if endpoint is C else "")
     return said
 
 
@@ -55,7 +55,7 @@ def test_one_that_never_gave_output_is_suspected_sooner_than_one_that_did() -> N
     proven = Peers()
     proven.prove(C)
     answered = Peers()
-    tell(answered, 999.0, C)
+    notify(answered, 999.0, C)
     assert rounds(Peers()) <= 4
     assert rounds(proven) == 6
     assert rounds(answered) > 6
@@ -71,23 +71,23 @@ def test_it_begins_anew_once_it_is_suspected() -> None:
 
 def test_nothing_is_said_where_there_is_nobody_to_compare_with() -> None:
     peers = Peers()
-    assert all(not tell(peers, 1000.0 + number, C, "404") for number in range(100))
+    assert all(not notify(peers, 1000.0 + number, C, "404") for number in range(100))
 
 
 def test_answers_to_other_paths_are_not_compared() -> None:
     peers = Peers()
     embeddings = request_kind("/v1/embeddings", "192.0.2.1", 100)
     for number in range(100):
-        assert tell(peers, 1000.0 + number, A) == []
-        assert tell(peers, 1000.0 + number, C, "404", embeddings) == []
+        assert notify(peers, 1000.0 + number, A) == []
+        assert notify(peers, 1000.0 + number, C, "404", embeddings) == []
 
 
 def test_answers_of_another_time_are_not_compared() -> None:
     """Good callers use one endpoint, then a bad one comes, for whom all are in."""
     peers = Peers()
     for number in range(100):
-        tell(peers, 1000.0 + number, A)
-    said = [tell(peers, 1200.0 + number / 50, (A, C)[number % 2], "400") for number in range(200)]
+        notify(peers, 1000.0 + number, A)
+    said = [notify(peers, 1200.0 + number / 50, (A, C)[number % 2], "400") for number in range(200)]
     assert not any(said)
 
 
@@ -97,19 +97,19 @@ def test_a_caller_whose_requests_get_no_output_anywhere_blames_nobody_although_o
     bad = request_kind("/v1/chat/completions", "198.51.100.7", 100)
     for number in range(300):
         at = 1000.0 + number / 10
-        assert tell(peers, at, (A, B, C)[number % 3]) == []
-        assert tell(peers, at, C if number % 3 else A, "400", bad) == []
+        assert notify(peers, at, (A, B, C)[number % 3]) == []
+        assert notify(peers, at, C if number % 3 else A, "400", bad) == []
 
 
 def test_what_others_give_is_known_of_the_time_and_the_kind() -> None:
     peers = Peers()
     assert peers.give_output(C, CHAT, 1000.0) is None
     for number in range(4):
-        tell(peers, 1000.0, A, "404" if number == 0 else "")
+        notify(peers, 1000.0, A, "404" if number == 0 else "")
     assert peers.give_output(C, CHAT, 1001.0) is True
     assert peers.give_output(A, CHAT, 1001.0) is None, "those of its own say nothing"
     for _ in range(9):
-        tell(peers, 1001.0, B, "404")
+        notify(peers, 1001.0, B, "404")
     assert peers.give_output(C, CHAT, 1001.0) is False
     assert peers.give_output(C, CHAT, 2000.0) is None, "too long ago"
 
@@ -117,13 +117,13 @@ def test_what_others_give_is_known_of_the_time_and_the_kind() -> None:
 def test_what_it_keeps_is_bounded() -> None:
     peers = Peers()
     for number in range(5000):
-        tell(peers, 1000.0 + number, A, kind=request_kind(f"/{number}", f"192.0.2.{number % 200}", number))
+        notify(peers, 1000.0 + number, A, kind=request_kind(f"/{number}", f"192.0.2.{number % 200}", number))
     assert len(peers._by_kind) <= 128
     for number in range(5000):
-        tell(peers, 9000.0 + number, A)
+        notify(peers, 9000.0 + number, A)
     assert max(map(len, peers._by_kind.values())) <= 256
     for number in range(5000):
-        tell(peers, 20_000.0 + number, A, "404", kind=request_kind(f"/x{number}", "198.51.100.7", 1))
+        notify(peers, 20_000.0 + number, A, "404", kind=request_kind(f"/x{number}", "198.51.100.7", 1))
     assert len(peers._without) <= 128
     assert len(peers._by_kind[CHAT]) == 256, "kinds without output take nobody's place"
 

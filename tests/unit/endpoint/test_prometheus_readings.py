@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.unit.scene import POOL, A, B, Scene, read
 from trimtab.endpoint.engine_readings import Readings
-from trimtab.endpoint.prometheus_readings import Queried, Trust
-from trimtab.observation.kinds import SignalQueried
+from trimtab.endpoint.prometheus_readings import PrometheusReadings, Trust
+from trimtab.observation.kinds import PrometheusSample
 from trimtab.pool import State
 
 
@@ -22,8 +22,8 @@ def asked(
     age: float = 1.0,
     error: str = "",
     answered: bool = True,
-) -> SignalQueried:
-    return SignalQueried(at, POOL, address, signal, value, at - age, error, answered)
+) -> PrometheusSample:
+    return PrometheusSample(at, POOL, address, signal, value, at - age, error, answered)
 
 
 def scene(*addresses: str, stale_after_s: float = 5, **section: Any) -> Scene:
@@ -161,7 +161,7 @@ def test_it_takes_work_again_at_until_and_ramps() -> None:
         it.see(asked(it.now + 1, "heat", heat))
         it.step()
         assert it.at(A).takes_work is takes_work
-    assert it.at(A).state is State.RAMPING
+    assert it.at(A).state is State.SLOW_START
 
 
 def test_low_can_be_bad_too() -> None:
@@ -188,7 +188,7 @@ def test_when_all_are_past_it_all_take_work() -> None:
     it = scene(custom=[HOT])
     it.see(asked(1000, "heat", 85), asked(1000, "heat", 99, B))
     it.step()
-    assert [e.state for e in it.step().endpoints] == [State.ALL_OUT] * 2
+    assert [e.state for e in it.step().endpoints] == [State.PANIC] * 2
     assert it.at(A).takes_work
 
 
@@ -225,10 +225,10 @@ def test_what_is_kept_between_answers_is_what_would_be_found_anew(
 ) -> None:
     trust = Trust(asked=frozenset({"waiting", "heat", "running"}), stale_after_s=60)
     readings = Readings().view(1000, 5)
-    kept, taken, now = Queried(), [], 1000.0
+    kept, taken, now = PrometheusReadings(), [], 1000.0
     for signal, value, age, answered, pause in answers:
         now += pause
-        anew = Queried()
+        anew = PrometheusReadings()
         for seen in taken:
             anew.take(seen)
         assert kept.view(readings, now, trust) == anew.view(readings, now, trust)

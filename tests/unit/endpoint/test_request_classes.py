@@ -46,8 +46,8 @@ def test_a_pool_without_classes_has_none() -> None:
     assert it.step().classes == () and it.at().classes == ()
 
 
-def test_a_law_that_does_not_tell_them_apart_has_the_same_weights_for_all() -> None:
-    it = scene(scoring={"law": "health"})
+def test_a_strategy_that_does_not_tell_them_apart_has_the_same_weights_for_all() -> None:
+    it = scene(scoring={"strategy": "health"})
     answer(it, A, SHORT, 1.9, 20)
     answer(it, B, LONG, 0.1, 20)
     assert it.step().classes == ("short", "medium", "long")
@@ -58,7 +58,7 @@ def test_a_law_that_does_not_tell_them_apart_has_the_same_weights_for_all() -> N
 
 
 def test_long_prompts_go_where_tokens_are_cheap_and_short_ones_where_starting_is() -> None:
-    it = scene(scoring={"law": "predicted_ttft"})
+    it = scene(scoring={"strategy": "predicted_ttft"})
     for _ in range(60):
         # A takes long to begin and reads fast; B begins at once and reads slowly.
         for address, begin_s, kilotoken_s in ((A, 0.3, 0.01), (B, 0.02, 0.3)):
@@ -79,7 +79,7 @@ def test_a_hold_is_the_endpoints_in_every_class() -> None:
     it.see(rejected(1010.1, B))
     it.step()
     assert takes(it.at(A)) == takes(it.at(B)) == [True] * 3
-    assert it.at(A).state is it.at(B).state is State.ALL_OUT
+    assert it.at(A).state is it.at(B).state is State.PANIC
 
 
 def test_past_its_limit_an_endpoint_gets_no_long_prompts_and_says_so() -> None:
@@ -88,7 +88,7 @@ def test_past_its_limit_an_endpoint_gets_no_long_prompts_and_says_so() -> None:
     it.step()
     assert (takes(it.at(A)), takes(it.at(B))) == ([True, True, False], [True] * 3)
     assert it.at(A).reason.endswith("no long prompts: fragments is 0.5, the limit is above 0.45")
-    assert it.at(A).state in (State.UP, State.RAMPING)
+    assert it.at(A).state in (State.UP, State.SLOW_START)
     assert it.at(B).classes[2].share == approx(1)
     it.see(asked(1005, "fragments", 0.4))
     it.step()
@@ -98,9 +98,9 @@ def test_past_its_limit_an_endpoint_gets_no_long_prompts_and_says_so() -> None:
     assert takes(it.at(A)) == [True] * 3
 
 
-@mark.parametrize("law", ["health", "predicted_ttft"])
-def test_long_prompts_go_somewhere_when_all_are_past_their_limit_or_the_others_are_out(law: str) -> None:
-    it = scene(custom=[FRAGMENTED], scoring={"law": law})
+@mark.parametrize("strategy", ["health", "predicted_ttft"])
+def test_long_prompts_go_somewhere_when_all_are_past_their_limit_or_the_others_are_out(strategy: str) -> None:
+    it = scene(custom=[FRAGMENTED], scoring={"strategy": strategy})
     it.see(asked(1000, "fragments", 0.5), asked(1000, "fragments", 0.9, B))
     it.step()
     assert takes(it.at(A)) == takes(it.at(B)) == [True] * 3
@@ -109,8 +109,8 @@ def test_long_prompts_go_somewhere_when_all_are_past_their_limit_or_the_others_a
     assert (takes(it.at(A)), takes(it.at(B))) == ([True] * 3, [False] * 3)
 
 
-def test_a_law_pours_nothing_of_the_longest_class_over_who_takes_none() -> None:
-    it = scene(A, B, C, custom=[FRAGMENTED], scoring={"law": "predicted_ttft"})
+def test_a_strategy_pours_nothing_of_the_longest_class_over_who_takes_none() -> None:
+    it = scene(A, B, C, custom=[FRAGMENTED], scoring={"strategy": "predicted_ttft"})
     for address in (A, B, C):
         answer(it, address, LONG, 0.5, 10)
     it.see(asked(it.now, "fragments", 0.5))
@@ -147,7 +147,7 @@ def test_a_pool_with_classes_goes_on_after_a_restart() -> None:
     it.run(1010)
     it.see(rejected(1010))
     it.step()
-    after = Scene((A, B), classes=CLASSES, now=1011, memory=it.controller.remember(1010))
+    after = Scene((A, B), classes=CLASSES, now=1011, memory=it.controller.dump(1010))
     after.step()
     assert after.at(A).state is State.COOLING and takes(after.at(A)) == [False] * 3
 
@@ -160,7 +160,7 @@ def check(decision: PoolDecision, floor: float) -> None:
         for one, endpoint in zip(of_class, decision.endpoints, strict=True):
             assert isinstance(one.weight, int) and one.weight >= 1
             assert (one.share > 0) <= one.takes_work
-            if one.takes_work and endpoint.state in (State.UP, State.RAMPING):
+            if one.takes_work and endpoint.state in (State.UP, State.SLOW_START):
                 assert one.share >= floor * 0.999
 
 
@@ -175,9 +175,9 @@ EVENTS = st.tuples(
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(["health", "predicted_ttft", "reciprocal", "wdrm"]), st.lists(EVENTS, max_size=30))
 def test_in_every_class_shares_sum_to_one_and_nobody_starves(
-    law: str, events: list[tuple[str, str, int, float]]
+    strategy: str, events: list[tuple[str, str, int, float]]
 ) -> None:
-    it = scene(A, B, C, custom=[FRAGMENTED], scoring={"law": law})
+    it = scene(A, B, C, custom=[FRAGMENTED], scoring={"strategy": strategy})
     for number, (what, address, prompt, value) in enumerate(events):
         at, request = it.now + value, f"r{number}"
         seen: list[Observation] = []
@@ -192,4 +192,4 @@ def test_in_every_class_shares_sum_to_one_and_nobody_starves(
             case "fragments":
                 seen = [asked(at, "fragments", value, address, age=0)]
         it.see(*seen)
-        check(it.step(), floor=0.0 if law == "predicted_ttft" else 0.01)
+        check(it.step(), floor=0.0 if strategy == "predicted_ttft" else 0.01)

@@ -68,7 +68,7 @@ class Traffic:
 
 
 @pytest.mark.parametrize("ratio", [2.5, 3.0, 6.0])
-@pytest.mark.parametrize("streamed", [True, False], ids=["streams", "answers in one piece"])
+@pytest.mark.parametrize("streamed", [True, False], ids=["streams", "unary answers"])
 def test_it_is_learned_from_the_engines_counters(ratio: float, streamed: bool) -> None:
     traffic = Traffic(ratio)
     assert traffic.run(5, streamed=streamed) is None, "too little was compared"
@@ -142,7 +142,7 @@ def test_some_windows_with_images_do_not_move_it() -> None:
 def test_it_is_remembered() -> None:
     traffic = Traffic(3.0)
     known = traffic.run(15)
-    memory = traffic.scene.controller.remember(traffic.scene.now)
+    memory = traffic.scene.controller.dump(traffic.scene.now)
     assert Scene(now=traffic.scene.now + 5, memory=memory).step().bytes_per_token == known
     assert Scene(now=traffic.scene.now + 3600, memory=memory).step().bytes_per_token is None
 
@@ -152,11 +152,11 @@ def test_nonsense_is_not_recalled(nonsense: object) -> None:
     assert Scene(memory={"at": 999.0, "bytes_per_token": nonsense}).step().bytes_per_token is None
 
 
-def test_what_the_law_says_of_tokens_follows_and_its_shares_do_not() -> None:
-    law = PredictedTtft(PredictedTtftPolicy(bytes_per_token=4))
+def test_what_the_strategy_says_of_tokens_follows_and_its_shares_do_not() -> None:
+    strategy = PredictedTtft(PredictedTtftPolicy(bytes_per_token=4))
     views = tuple(EndpointView(EndpointId(address), address, None, prompt_bytes_sent=9000) for address in (A, B))
     scores = [
-        list(law.judge(PoolSnapshot("pool", 1000.0, views, bytes_per_token=ratio), 1000.0).values())
+        list(strategy.judge(PoolSnapshot("pool", 1000.0, views, bytes_per_token=ratio), 1000.0).values())
         for ratio in (None, 8.0)
     ]
     assert [score.share for score in scores[0]] == [score.share for score in scores[1]]
@@ -172,7 +172,7 @@ def test_what_is_assumed_of_a_new_endpoint_is_said_in_tokens() -> None:
 
 
 def test_fused_counts_long_prompts_in_tokens() -> None:
-    traffic = Traffic(2.0, scoring={"law": "fused", "bytes_per_token": 8})
+    traffic = Traffic(2.0, scoring={"strategy": "fused", "bytes_per_token": 8})
     first = traffic.run(2)
     before = traffic.scene.at(A).breakdown["length"]
     traffic.run(20)

@@ -20,9 +20,9 @@ def wanted(look: CloseLook, address: str = "a:1", of: int = 1000) -> int:
 
 
 def read(
-    address: str = "a:1", *, finished: bool = False, cut_short: bool = False, verdict: Verdict | None = None
+    address: str = "a:1", *, finished: bool = False, truncated: bool = False, verdict: Verdict | None = None
 ) -> list[StreamRead]:
-    return [StreamRead(1000.0, "p", address, "r", (), finished, verdict, cut_short)]
+    return [StreamRead(1000.0, "p", address, "r", (), finished, verdict, truncated)]
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_an_endpoint_in_good_order_is_sampled(look: CloseLook) -> None:
     assert 25 <= wanted(look) <= 80
 
 
-@pytest.mark.parametrize("broken", [read(cut_short=True), read(verdict=Verdict.UNAVAILABLE)], ids=["cut", "error"])
+@pytest.mark.parametrize("broken", [read(truncated=True), read(verdict=Verdict.UNAVAILABLE)], ids=["cut", "error"])
 def test_one_that_breaks_a_stream_is_read_whole_until_twenty_in_a_row_were_whole(
     look: CloseLook, broken: list[StreamRead]
 ) -> None:
@@ -62,12 +62,12 @@ def test_a_missing_mark_says_nothing_of_one_that_has_none() -> None:
     look = CloseLook(5)
     for _ in range(10):
         look.wants(an_attempt())
-        look.saw(read(cut_short=True))
+        look.saw(read(truncated=True))
     assert wanted(look) < 100
 
 
 def test_nothing_is_read_whole_where_the_policy_wants_none(look: CloseLook) -> None:
-    look.saw(read(cut_short=True))
+    look.saw(read(truncated=True))
     look.percent = 0
     assert wanted(look) == 0
     assert wanted(look, "b:1") == 0
@@ -75,7 +75,7 @@ def test_nothing_is_read_whole_where_the_policy_wants_none(look: CloseLook) -> N
 
 def test_what_is_known_is_forgotten_where_addresses_come_and_go(look: CloseLook) -> None:
     """Else they would fill the memory."""
-    look.saw(read(cut_short=True))
+    look.saw(read(truncated=True))
     for number in range(5000):
         look.wants(an_attempt(f"{number}:1"))
     assert wanted(look) < 100

@@ -7,7 +7,7 @@ import pytest
 from ext_proc.retry_decision import Asked, RetryAdvice
 from trimtab.observation.kinds import AttemptEnded, Outcome, Verdict
 from trimtab.policy.model import Pool
-from trimtab.v1 import feedback_pb2 as pb
+from trimtab.v1 import observation_stream_pb2 as pb
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 
@@ -18,7 +18,7 @@ def pool(**fields: object) -> Pool:
 
 def states(**of: str) -> pb.PoolStates:
     endpoints = [
-        pb.EndpointState(address={"a": A, "b": B}[name], state=state, takes_work=state in ("up", "ramping", "all-out"))
+        pb.EndpointState(address={"a": A, "b": B}[name], state=state, takes_work=state in ("up", "slow-start", "panic"))
         for name, state in of.items()
     ]
     return pb.PoolStates(pools=[pb.PoolState(pool="p", endpoints=endpoints)])
@@ -46,10 +46,10 @@ def test_the_verdict_decides_and_where_there_is_none_the_status(verdict: Verdict
     ("known", "worth_it"),
     [
         (states(a="up", b="up"), True),
-        (states(a="cooling", b="ramping"), True),
+        (states(a="cooling", b="slow-start"), True),
         (states(a="up", b="cooling"), False),  # A itself is the one that refuses
         (states(a="cooling", b="open"), False),
-        (states(a="all-out", b="all-out"), False),
+        (states(a="panic", b="panic"), False),
         (states(a="up"), False),
         (pb.PoolStates(), True),  # nothing was told of the pool
     ],
@@ -84,7 +84,7 @@ def test_while_all_refuse_the_answers_that_come_all_the_same_allow_retries(
     refused_of_ten: int, at_most: float, least_answered: float
 ) -> None:
     advice = RetryAdvice([pool()])
-    advice.take_states(states(a="all-out", b="all-out"))
+    advice.take_states(states(a="panic", b="panic"))
     attempts = answered = 0
     for number in range(1000):
         attempts += 1
@@ -100,15 +100,15 @@ def test_while_all_refuse_the_answers_that_come_all_the_same_allow_retries(
 
 def test_only_whole_answers_allow_retries_and_no_retry_goes_where_it_was() -> None:
     advice = RetryAdvice([pool()])
-    advice.take_states(states(a="all-out", b="all-out"))
+    advice.take_states(states(a="panic", b="panic"))
     advice.observe([ended(503), ended(outcome=Outcome.RESET), ended(outcome=Outcome.ABORTED)] * 100)
     assert not advice.is_worth_it("p", A, 503, Verdict.SATURATED)
     advice.observe([ended()] * 100)
     advice.take_states(states(a="up", b="cooling"))
     assert not advice.is_worth_it("p", A, 503, Verdict.SATURATED)
-    advice.take_states(states(a="all-out"))
+    advice.take_states(states(a="panic"))
     assert not advice.is_worth_it("p", A, 503, Verdict.SATURATED)
-    advice.take_states(states(a="all-out", b="all-out"))
+    advice.take_states(states(a="panic", b="panic"))
     assert sum(advice.is_worth_it("p", A, 503, Verdict.SATURATED) for _ in range(100)) == 10
 
 

@@ -129,7 +129,7 @@ async def test_all_streams_of_an_endpoint_that_cuts_one_short_are_read_to_the_en
         for number in range(10):
             end = body(DONE, end=True) if number == 0 else body(event("b"), end=True)
             await to.send("watch", headers(200, request_id=f"id-{number}", **SSE), body(event("a")), end)
-        assert sum(isinstance(seen, StreamRead) and seen.cut_short for seen in to.seen) == 9
+        assert sum(isinstance(seen, StreamRead) and seen.truncated for seen in to.seen) == 9
 
 
 async def test_an_answer_that_ends_with_its_headers_is_empty() -> None:

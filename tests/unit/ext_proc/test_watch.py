@@ -189,7 +189,7 @@ def test_a_late_error_is_in_what_was_read() -> None:
 def test_an_answer_without_its_end_mark_is_not_finished() -> None:
     *_, read = play(watch(whole=True), event("a"), event("b"))
     assert isinstance(read, StreamRead)
-    assert (read.finished, read.verdict, read.cut_short) == (False, None, True)
+    assert (read.finished, read.verdict, read.truncated) == (False, None, True)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_an_answer_without_its_end_mark_is_not_finished() -> None:
 def test_an_end_without_a_mark_is_no_cut_where_none_can_be_expected(events: list[bytes]) -> None:
     *_, read = play(watch(whole=True), *events)
     assert isinstance(read, StreamRead)
-    assert (read.finished, read.cut_short) == (False, False)
+    assert (read.finished, read.truncated) == (False, False)
 
 
 ANTHROPIC_START = b'event: message_start\ndata: {"type": "message_start", "message": {"content": []}}\n\n'
@@ -214,4 +214,4 @@ def test_an_anthropic_stream_has_a_mark_at_its_end() -> None:
     *_, cut = play(watch(whole=True), ANTHROPIC_START, ANTHROPIC_TOKEN)
     *_, whole = play(watch(whole=True), ANTHROPIC_START, ANTHROPIC_TOKEN, b'data: {"type": "message_stop"}\n\n')
     assert isinstance(cut, StreamRead) and isinstance(whole, StreamRead)
-    assert (cut.finished, cut.cut_short, whole.finished, whole.cut_short) == (False, True, True, False)
+    assert (cut.finished, cut.truncated, whole.finished, whole.truncated) == (False, True, True, False)

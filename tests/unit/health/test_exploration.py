@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from trimtab.endpoint.snapshot import EndpointId, EndpointView
-from trimtab.health.exploration import Trials
+from trimtab.health.exploration import Exploration
 
 A, B, C = (EndpointId(f"10.0.0.{n}:8000", 0) for n in (1, 2, 3))
 PROMPT = 1000
@@ -31,7 +31,7 @@ HALF_OPEN = frozenset({A, B})
 
 
 def test_one_is_tried_until_an_attempt_is_under_way_and_then_the_next() -> None:
-    trials = Trials()
+    trials = Exploration()
     assert trials.choose(0.0, views(), HALF_OPEN).keys() == {A}
     assert trials.choose(5.0, views(), HALF_OPEN).keys() == {A}
     assert trials.choose(5.1, views(in_flight={A: 1}), HALF_OPEN) == {}, "not a second one in the same second"
@@ -40,7 +40,7 @@ def test_one_is_tried_until_an_attempt_is_under_way_and_then_the_next() -> None:
 
 
 def test_one_whose_attempts_end_at_once_lets_the_other_have_its_turn() -> None:
-    trials = Trials()
+    trials = Exploration()
     trials.choose(0.0, views(), HALF_OPEN)
     trials.choose(0.1, views(in_flight={A: 1}), HALF_OPEN)
     assert trials.choose(2.0, views(), frozenset({B})).keys() == {B}
@@ -50,7 +50,7 @@ def test_one_whose_attempts_end_at_once_lets_the_other_have_its_turn() -> None:
 
 @pytest.mark.parametrize(("requests", "share"), [(0, 0.4), (1, 0.4), (10, 0.1), (100, 0.01)])
 def test_the_share_is_that_of_one_request_of_an_interval(requests: int, share: float) -> None:
-    trials = Trials()
+    trials = Exploration()
     trials.choose(0.0, views(), frozenset())
     trials.choose(0.1, views(sent=requests), frozenset())
     assert trials.choose(0.1, views(sent=requests), HALF_OPEN)[A] == pytest.approx(share)
@@ -60,7 +60,7 @@ def test_the_share_is_that_of_one_request_of_an_interval(requests: int, share: f
 
 def test_what_must_have_been_sent_is_waited_for_although_it_is_not_seen() -> None:
     """As to an address that answers no connection: each request that goes there costs a client the time-out."""
-    trials = Trials()
+    trials = Exploration()
     on_trial = [bool(trials.choose(0.1 * step, views(sent=2 * step), frozenset({A}))) for step in range(30)]
     first = on_trial.index(True)
     assert 2 <= on_trial[first:].index(False) <= 3
@@ -68,4 +68,4 @@ def test_what_must_have_been_sent_is_waited_for_although_it_is_not_seen() -> Non
 
 
 def test_nothing_half_open_nothing_tried() -> None:
-    assert Trials().choose(0.0, views(), frozenset()) == {}
+    assert Exploration().choose(0.0, views(), frozenset()) == {}

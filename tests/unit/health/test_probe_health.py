@@ -26,7 +26,7 @@ def token(at: float, address: str = A) -> Probed:
 
 
 def scene(**policy: Any) -> Scene:
-    made = Scene(**{"probe": {"interval_s": INTERVAL_S}, "scoring": {"law": "predicted_ttft"}} | policy)
+    made = Scene(**{"probe": {"interval_s": INTERVAL_S}, "scoring": {"strategy": "predicted_ttft"}} | policy)
     made.step(1000.1)
     return made
 
@@ -54,7 +54,7 @@ def test_one_silent_probe_makes_suspect_and_the_second_puts_it_out() -> None:
     s.see(probed(1002))
     assert state(s) is State.SUSPECT
     assert s.at().takes_work
-    assert can_take(s.decision, spill_below=1) == 1, "no fallback gets its work yet"
+    assert can_take(s.decision, failover_below=1) == 1, "no fallback gets its work yet"
     assert s.at().reason == "suspect: a probe: no token within 1.2 s"
     s.see(probed(1005))
     assert state(s) is State.DOWN
@@ -95,14 +95,14 @@ def test_half_open_and_silent_is_down_at_once() -> None:
     assert state(s) is State.DOWN
 
 
-def test_a_ramped_law_lets_it_climb() -> None:
-    s = down(scoring={"law": "health"}, shaping={"ramp_points_per_s": 10})
+def test_a_ramped_strategy_lets_it_climb() -> None:
+    s = down(scoring={"strategy": "health"}, weighting={"slow_start_points_per_s": 10})
     s.see(token(1015))
     s.run(1018)
     s.see(token(1018))
     s.step(1019)
-    assert s.at().state is State.RAMPING
-    assert s.at().shaped_score <= 11
+    assert s.at().state is State.SLOW_START
+    assert s.at().effective_score <= 11
 
 
 def test_first_tokens_of_attempts_bring_it_back_too() -> None:
@@ -148,7 +148,7 @@ def test_all_down_is_all_in_and_the_first_that_generates_takes_the_work() -> Non
     s = scene()
     for at in (1002, 1005):
         s.see(probed(at), probed(at, address=B))
-    assert state(s) is state(s, B) is State.ALL_OUT
+    assert state(s) is state(s, B) is State.PANIC
     assert s.at().share == pytest.approx(0.5)
     s.see(token(1015), token(1018))
     assert state(s) is State.UP
@@ -172,13 +172,13 @@ def test_a_policy_without_probes_lets_it_go() -> None:
 
 def test_a_restart_of_the_control_plane_keeps_it_out() -> None:
     s = down()
-    policy = {"probe": {"interval_s": INTERVAL_S}, "scoring": {"law": "predicted_ttft"}}
-    later = Scene(now=1007, memory=s.controller.remember(1006), **policy)
+    policy = {"probe": {"interval_s": INTERVAL_S}, "scoring": {"strategy": "predicted_ttft"}}
+    later = Scene(now=1007, memory=s.controller.dump(1006), **policy)
     assert state(later) is State.DOWN
     assert later.at().reason == "down: a probe: no token within 1.2 s"
     later.see(token(1010))
     assert state(later) is State.HALF_OPEN
-    unprobed = Scene(now=1007, memory=s.controller.remember(1006))
+    unprobed = Scene(now=1007, memory=s.controller.dump(1006))
     assert state(unprobed) is State.HALF_OPEN, "nobody would ever ask it again"
 
 
@@ -236,7 +236,7 @@ def test_an_engine_that_does_not_know_of_its_work_is_probed() -> None:
 
 def test_what_is_going_away_is_not_probed() -> None:
     s = scene()
-    s.controller._shaper.out = {A: "terminating"}
+    s.controller._weigher.out = {A: "terminating"}
     assert pause_s(s) > 0
 
 
@@ -267,10 +267,10 @@ def test_counters_that_stand_still_beside_work() -> None:
     assert pause_s(s) == 0, "and it is not left to itself, where there are probes"
 
 
-@pytest.mark.parametrize("numbers", [{"running": 0}, {"generated_tokens": None}, {"running": None, "waiting": None}])
-def test_nothing_to_do_or_unknown_is_not_frozen(numbers: dict[str, Any]) -> None:
+@pytest.mark.parametrize("config", [{"running": 0}, {"generated_tokens": None}, {"running": None, "waiting": None}])
+def test_nothing_to_do_or_unknown_is_not_frozen(config: dict[str, Any]) -> None:
     s = scene(probe={})
-    stand_still(s, 1001, 1040, **numbers)
+    stand_still(s, 1001, 1040, **config)
     assert s.at().state is State.UP
 
 

@@ -22,7 +22,7 @@ from trimtab.observation.kinds import (
 )
 from trimtab.observation.wire import from_proto, states_to_proto, to_proto
 from trimtab.pool import State
-from trimtab.v1 import feedback_pb2 as pb
+from trimtab.v1 import observation_stream_pb2 as pb
 
 TIMES = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -60,7 +60,7 @@ OBSERVATIONS = st.one_of(
         gaps_s=st.lists(TIMES).map(tuple),
         finished=st.booleans(),
         verdict=st.none() | st.sampled_from(Verdict),
-        cut_short=st.booleans(),
+        truncated=st.booleans(),
     ),
 )
 

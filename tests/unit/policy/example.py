@@ -6,12 +6,12 @@ from trimtab.policy import example_policy
 
 EXAMPLE = example_policy()
 
-# A pool has one law: the first pool's, the default of the last pool, and what could stand in its place.
+# A pool has one strategy: the first pool's, the default of the last pool, and what could stand in its place.
 _FIRST, _DEFAULT, *_OTHERS = re.findall(r"(?m)^  #scoring:\n(?:  #  .*\n)+", EXAMPLE)
 
 
 def _with(scoring: str) -> str:
-    """Every field switched on, and of the last pool's laws this one.
+    """Every field switched on, and of the last pool's strategies this one.
 
     A switched-off line has no blank after its "#", or several; a sentence has one.
     """
@@ -23,5 +23,5 @@ def _with(scoring: str) -> str:
 
 FULL = _with(_DEFAULT)
 
-EVERY_LAW = tuple(_with(scoring) for scoring in (_DEFAULT, *_OTHERS))
-"""`FULL`, once for each law."""
+EVERY_STRATEGY = tuple(_with(scoring) for scoring in (_DEFAULT, *_OTHERS))
+"""`FULL`, once for each strategy."""

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.policy.example import EVERY_LAW, EXAMPLE
+from tests.unit.policy.example import EVERY_STRATEGY, EXAMPLE
 from trimtab.policy import parse_policy
 from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.document import Document
@@ -23,7 +23,7 @@ def test_the_example_serves_and_is_short() -> None:
 
 
 def test_every_field_is_in_it() -> None:
-    texts = [Document(text, "example").data for text in EVERY_LAW]
+    texts = [Document(text, "example").data for text in EVERY_STRATEGY]
     missing = {
         f"{section.title}: {key}"
         for section in sections()
@@ -35,12 +35,12 @@ def test_every_field_is_in_it() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("text", EVERY_LAW)
+@pytest.mark.parametrize("text", EVERY_STRATEGY)
 def test_what_is_switched_off_are_the_defaults(text: str) -> None:
     full = parse_policy(text, "example")
     for pool in full.pools:
-        samples_of_a_law = {"terms": pool.scoring.terms} if isinstance(pool.scoring, BlendPolicy) else {}
-        assert pool.scoring == type(pool.scoring)(**samples_of_a_law)
+        samples_of_a_strategy = {"terms": pool.scoring.terms} if isinstance(pool.scoring, BlendPolicy) else {}
+        assert pool.scoring == type(pool.scoring)(**samples_of_a_strategy)
     first, *others = (pool for pool in full.pools if pool.discovery is None)
     first = first.model_copy(update={"signals": SignalSources(), "classes": ()})
     pools = tuple(pool.model_copy(update={"scoring": default_scoring(), "fallbacks": ()}) for pool in (first, *others))
@@ -52,7 +52,7 @@ def test_what_is_switched_off_are_the_defaults(text: str) -> None:
     assert full.model_copy(update=samples) == parse_policy(EXAMPLE, "example")
 
 
-@pytest.mark.parametrize("pool", parse_policy(EVERY_LAW[0], "example").pools, ids=lambda pool: pool.name)
+@pytest.mark.parametrize("pool", parse_policy(EVERY_STRATEGY[0], "example").pools, ids=lambda pool: pool.name)
 def test_what_is_switched_off_of_discovery_are_the_defaults(pool: Pool) -> None:
     if pool.discovery is None:
         return
@@ -64,13 +64,13 @@ def test_what_is_switched_off_of_discovery_are_the_defaults(pool: Pool) -> None:
 
 
 def _is(section: Section, mapping: dict[str, Any]) -> bool:
-    """Whether a mapping at a section's path is of its law."""
-    law = section.schema["properties"].get("law")
-    return law is None or mapping.get("law") == law["const"]
+    """Whether a mapping at a section's path is of its strategy."""
+    strategy = section.schema["properties"].get("strategy")
+    return strategy is None or mapping.get("strategy") == strategy["const"]
 
 
 def _mappings(data: Any, path: str) -> Iterator[dict[str, Any]]:
-    """The mappings at a section's path, such as `pools[].shaping`."""
+    """The mappings at a section's path, such as `pools[].weighting`."""
     if not path:
         yield data
         return

@@ -102,20 +102,20 @@ def test_yaml_is_1_2() -> None:
 
 
 def test_whole_numbers_are_numbers_too() -> None:
-    shaping = parse("  shaping: {cool_down_min_s: 1, cool_down_cap_s: 1e2}").pools[0].shaping
-    assert (shaping.cool_down_min_s, shaping.cool_down_cap_s) == (1.0, 100.0)
+    weighting = parse("  weighting: {cool_down_min_s: 1, cool_down_cap_s: 1e2}").pools[0].weighting
+    assert (weighting.cool_down_min_s, weighting.cool_down_cap_s) == (1.0, 100.0)
 
 
 def test_zero_is_zero_and_not_the_default() -> None:
     pool = parse(
-        "  shaping: {hysteresis: 0, floor_share: 0, kv_limit: 0}",
+        "  weighting: {hysteresis: 0, floor_share: 0, kv_limit: 0}",
         "  balancing: {active_request_bias: 0}",
         "  retries: {attempts: 0, status_codes: []}",
         "ext_proc: {sample_percent: 0, full_stream_percent: 0}",
         "listen: {cors_allow_origins: []}",
     )
-    shaping, retries = pool.pools[0].shaping, pool.pools[0].retries
-    assert (shaping.hysteresis, shaping.floor_share, shaping.kv_limit) == (0, 0, 0)
+    weighting, retries = pool.pools[0].weighting, pool.pools[0].retries
+    assert (weighting.hysteresis, weighting.floor_share, weighting.kv_limit) == (0, 0, 0)
     assert (pool.pools[0].balancing.active_request_bias, retries.attempts, retries.status_codes) == (0, 0, ())
     assert (pool.ext_proc.sample_percent, pool.ext_proc.full_stream_percent) == (0, 0)
     assert pool.listen.cors_allow_origins == ()
@@ -123,20 +123,20 @@ def test_zero_is_zero_and_not_the_default() -> None:
 
 def test_aliases_and_merges() -> None:
     policy = parse(
-        "  shaping: &calm {hysteresis: 0.2, kv_limit: 0.9}",
+        "  weighting: &calm {hysteresis: 0.2, kv_limit: 0.9}",
         "  models: [one]",
         "- name: two",
         "  models: [two]",
         "  endpoints: [&gpu {address: gpu-2:8000, capacity: 2}, {<<: *gpu, address: gpu-3:8000}]",
-        "  shaping: *calm",
+        "  weighting: *calm",
         "- name: three",
         "  models: [three]",
         "  endpoints: [*gpu]",
-        "  shaping: {<<: [{kv_limit: 0.5}, *calm], hysteresis: 0.3}",
+        "  weighting: {<<: [{kv_limit: 0.5}, *calm], hysteresis: 0.3}",
     )
-    assert policy.pools[0].shaping == policy.pools[1].shaping
+    assert policy.pools[0].weighting == policy.pools[1].weighting
     assert [endpoint.capacity for endpoint in policy.pools[1].endpoints] == [2, 2]
-    assert (policy.pools[2].shaping.kv_limit, policy.pools[2].shaping.hysteresis) == (0.5, 0.3)
+    assert (policy.pools[2].weighting.kv_limit, policy.pools[2].weighting.hysteresis) == (0.5, 0.3)
 
 
 def nested_aliases(link: str) -> str:

@@ -32,7 +32,7 @@ def test_metric(text: str, metric: Metric) -> None:
         *("a{x}", "a{x=1}", 'a{x="1}', 'a{x=~"1"}', 'a{x="1"', "a{,}"),
     ],
 )
-def test_what_is_no_metric_is_refused_with_the_mend(text: str) -> None:
+def test_what_is_no_metric_is_refused_with_the_fix(text: str) -> None:
     with pytest.raises(ValueError, match="must be the name of a metric"):
         parse_metric(text)
 

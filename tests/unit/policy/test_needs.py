@@ -1,4 +1,4 @@
-"""A law is refused where nothing can give it what it needs, and only there."""
+"""A strategy is refused where nothing can give it what it needs, and only there."""
 
 import re
 
@@ -12,12 +12,12 @@ from trimtab.scoring import Need
 
 
 def unmet(scoring: str, *lines: str) -> list[str]:
-    """What is said of a pool with this law."""
+    """What is said of a pool with this strategy."""
     policy = ("version: 1", "pools:", "- name: a", "  endpoints: [{address: a:1}]", f"  scoring: {{{scoring}}}")
     try:
         parse_policy("\n".join((*policy, *lines, "")), "p.yaml")
     except PolicyError as error:
-        assert all((problem.where, problem.line) == ("pools[0].scoring.law", 5) for problem in error.problems)
+        assert all((problem.where, problem.line) == ("pools[0].scoring.strategy", 5) for problem in error.problems)
         return [problem.message for problem in error.problems]
     return []
 
@@ -29,21 +29,23 @@ ASK = "ask Prometheus for {} in signals.prometheus"
 
 
 @pytest.mark.parametrize(
-    "law", ["health", "predicted_ttft", "reciprocal", "joint", "wdrm", "blend, terms: [{reading: ttft_ms, bad: 9}]"]
+    "strategy",
+    ["health", "predicted_ttft", "reciprocal", "joint", "wdrm", "blend, terms: [{reading: ttft_ms, bad: 9}]"],
 )
-def test_what_is_seen_of_attempts_is_always_there(law: str) -> None:
-    assert unmet(f"law: {law}", NO_METRICS, NO_TOKENS) == []
+def test_what_is_seen_of_attempts_is_always_there(strategy: str) -> None:
+    assert unmet(f"strategy: {strategy}", NO_METRICS, NO_TOKENS) == []
 
 
-def missing(law: str, need: str, *mends: str) -> list[str]:
-    return [f"{law} needs {need}, which no source of this pool has: {', or '.join((*mends, 'choose another law'))}"]
+def missing(strategy: str, need: str, *fixes: str) -> list[str]:
+    ways = ", or ".join((*fixes, "choose another strategy"))
+    return [f"{strategy} needs {need}, which no source of this pool has: {ways}"]
 
 
-@pytest.mark.parametrize("law", ["linear", "fused", "middleware"])
-def test_metrics_are_needed(law: str) -> None:
-    assert unmet(f"law: {law}") == []
-    assert unmet(f"law: {law}", NO_METRICS) == missing(
-        law,
+@pytest.mark.parametrize("strategy", ["linear", "fused", "middleware"])
+def test_metrics_are_needed(strategy: str) -> None:
+    assert unmet(f"strategy: {strategy}") == []
+    assert unmet(f"strategy: {strategy}", NO_METRICS) == missing(
+        strategy,
         "kv_usage",
         "set signals.scrape to true",
         "set signals.orca to true",
@@ -64,15 +66,15 @@ def test_metrics_are_needed(law: str) -> None:
     ids=["headers", "Prometheus", "another engine", "custom names", "added names", "a query of one's own"],
 )
 def test_any_source_will_do(lines: list[str]) -> None:
-    assert unmet("law: linear", *lines) == []
+    assert unmet("strategy: linear", *lines) == []
 
 
 @pytest.mark.parametrize(
     ("scoring", "lines", "said"),
     [
-        ("law: linear", ["  engine: ollama"], missing("linear", "kv_usage", ASK.format("kv_usage"))),
+        ("strategy: linear", ["  engine: ollama"], missing("linear", "kv_usage", ASK.format("kv_usage"))),
         (
-            "law: linear",
+            "strategy: linear",
             ["  engine: custom", "  signals: {names: {waiting: queue}}"],
             missing(
                 "linear",
@@ -83,22 +85,22 @@ def test_any_source_will_do(lines: list[str]) -> None:
             ),
         ),
         (
-            "law: middleware",
+            "strategy: middleware",
             ["  engine: ray-serve"],
             missing("middleware", "kv_usage", "name its metric in signals.names.kv_usage", ASK.format("kv_usage")),
         ),
         (
-            "law: blend, terms: [{reading: preemptions_per_s, bad: 1}, {reading: waiting, bad: 9}]",
+            "strategy: blend, terms: [{reading: preemptions_per_s, bad: 1}, {reading: waiting, bad: 9}]",
             ["  engine: triton"],
             missing("blend", "preemptions", ASK.format("preemptions_per_s")),
         ),
         (
-            "law: linear",
+            "strategy: linear",
             ["  engine: tgi", "  signals: {prometheus: {url: 'http://p:9090'}}"],
             missing("linear", "kv_usage", ASK.format("kv_usage")),
         ),
         (
-            "law: linear",
+            "strategy: linear",
             ["  signals: {scrape: false, prometheus: {url: 'http://p:9090', bundled: false}}"],
             missing(
                 "linear",
@@ -118,28 +120,28 @@ def test_any_source_will_do(lines: list[str]) -> None:
         "queries that are left out",
     ],
 )
-def test_what_is_missing_is_said_with_every_mend(scoring: str, lines: list[str], said: list[str]) -> None:
+def test_what_is_missing_is_said_with_every_fix(scoring: str, lines: list[str], said: list[str]) -> None:
     assert unmet(scoring, *lines) == said
 
 
-@pytest.mark.parametrize("law", ["linear", "fused", "middleware"])
-def test_a_term_that_is_left_out_needs_nothing(law: str) -> None:
-    rest = {"linear": "ttft_weight: 0.8", "fused": "ttft_weight: 0.8", "middleware": "queue_weight: 1"}[law]
-    assert unmet(f"law: {law}, kv_weight: 0, {rest}", "  engine: ray-serve") == []
+@pytest.mark.parametrize("strategy", ["linear", "fused", "middleware"])
+def test_a_term_that_is_left_out_needs_nothing(strategy: str) -> None:
+    rest = {"linear": "ttft_weight: 0.8", "fused": "ttft_weight: 0.8", "middleware": "queue_weight: 1"}[strategy]
+    assert unmet(f"strategy: {strategy}, kv_weight: 0, {rest}", "  engine: ray-serve") == []
 
 
 @pytest.mark.parametrize(("off", "share"), [(NO_STREAMS, "full_stream_percent"), (NO_TOKENS, "sample_percent")])
 def test_gaps_between_tokens_come_from_streams_or_from_the_engines_histogram(off: str, share: str) -> None:
-    assert unmet("law: decode_p99", NO_METRICS) == unmet("law: decode_p99", off) == []
+    assert unmet("strategy: decode_p99", NO_METRICS) == unmet("strategy: decode_p99", off) == []
     for engine in ("llamacpp", "ollama"):
-        assert unmet("law: decode_p99", f"  engine: {engine}", off) == missing(
+        assert unmet("strategy: decode_p99", f"  engine: {engine}", off) == missing(
             "decode_p99", "inter_token", f"set ext_proc.{share} above 0"
         )
 
 
 def test_one_source_of_two_will_do() -> None:
-    assert unmet("law: throughput", NO_METRICS) == unmet("law: throughput", NO_STREAMS) == []
-    assert unmet("law: throughput", NO_METRICS, NO_STREAMS) == missing(
+    assert unmet("strategy: throughput", NO_METRICS) == unmet("strategy: throughput", NO_STREAMS) == []
+    assert unmet("strategy: throughput", NO_METRICS, NO_STREAMS) == missing(
         "throughput",
         "tokens_per_s",
         "set signals.scrape to true",
@@ -149,7 +151,7 @@ def test_one_source_of_two_will_do() -> None:
 
 
 def test_a_blend_needs_what_its_terms_read() -> None:
-    blend = "law: blend, terms: [{reading: kv_usage, bad: 1}, {reading: inter_token_ms, bad: 90}]"
+    blend = "strategy: blend, terms: [{reading: kv_usage, bad: 1}, {reading: inter_token_ms, bad: 90}]"
     assert unmet(blend) == unmet(blend, NO_STREAMS) == []
     assert len(unmet(blend, NO_METRICS)) == 1
     assert len(unmet(blend, NO_METRICS, NO_STREAMS)) == 2
@@ -157,7 +159,7 @@ def test_a_blend_needs_what_its_terms_read() -> None:
 
 @pytest.mark.parametrize("engine", bundled_queries().engines)
 def test_bundled_queries_give_what_the_page_gives(engine: str) -> None:
-    """With Prometheus in place of the page no law is refused that the page would do for."""
+    """With Prometheus in place of the page no strategy is refused that the page would do for."""
     queries = bundled_queries().engines[engine]
     told = {need for need, signal in needs._ON_THE_PAGE.items() if getattr(engine_tables()[engine], signal)}
     assert {needs._ASKED[need] for need in told & set(needs._ASKED)} <= set(queries)
@@ -197,5 +199,5 @@ def test_a_setting_of_a_source_that_can_bring_nothing_is_refused(engine: str, si
 
 def test_every_need_has_a_source() -> None:
     """Only what comes from attempts has none of those that may be switched off."""
-    attempts = {Need.TTFT, Need.ERRORS, Need.LEDGER}
+    attempts = {Need.TTFT, Need.ERRORS, Need.LEASES}
     assert set(Need) - attempts == set(needs._ON_THE_PAGE) | needs._IN_STREAMS

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.policy.example import EVERY_LAW, EXAMPLE
+from tests.unit.policy.example import EVERY_STRATEGY, EXAMPLE
 from trimtab.policy import json_schema
 from trimtab.policy.document import Document
 from trimtab.policy.schema import sections
@@ -39,7 +39,7 @@ def test_everything_has_a_title_and_a_description() -> None:
     undescribed = [
         f"{section.title}: {key}"
         for section in sections()
-        if section.path != "pools[].scoring"  # a law explains its numbers in its own page
+        if section.path != "pools[].scoring"  # a strategy explains its numbers in its own page
         for key, field in section.schema["properties"].items()
         if not field.get("description") and "$ref" not in field
     ]
@@ -68,7 +68,7 @@ def test_a_number_that_can_be_zero_says_what_zero_does() -> None:
     [
         ("cool_down_min_s", "seconds"),
         ("ttft_threshold_ms", "milliseconds"),
-        ("ramp_points_per_s", "points per second"),
+        ("slow_start_points_per_s", "points per second"),
         ("max_body_mib", "MiB"),
         ("port", ""),
         ("labels", ""),
@@ -88,7 +88,7 @@ class TestWithAValidator:
         validator = jsonschema.Draft202012Validator(json_schema())
         return lambda text: list(validator.iter_errors(Document(text, "policy.yaml").data))
 
-    @pytest.mark.parametrize("text", [EXAMPLE, *EVERY_LAW])
+    @pytest.mark.parametrize("text", [EXAMPLE, *EVERY_STRATEGY])
     def test_accepts_the_example(self, errors: Any, text: str) -> None:
         assert not errors(text)
 

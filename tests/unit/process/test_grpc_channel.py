@@ -51,7 +51,7 @@ async def test_observations_arrive(proxy: Proxy) -> None:
 
 
 async def test_a_replica_follows(proxy: Proxy) -> None:
-    async with xds_server() as server, following(server) as replica:
+    async with xds_server() as server, following(server) as mirror:
         server.cache.publish(TWO_POOLS)
-        await until(lambda: same(replica.resources, TWO_POOLS))
+        await until(lambda: same(mirror.resources, TWO_POOLS))
     assert proxy.connections == 0

@@ -5,11 +5,11 @@ from random import Random
 
 from trimtab.decision import PoolDecision
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
-from trimtab.health.endpoint_health import Standing
+from trimtab.health.endpoint_health import EndpointHealth
 from trimtab.observation.kinds import Signals
-from trimtab.policy.model import Shaping
-from trimtab.scoring import Law
-from trimtab.weights.weighting import Shaper
+from trimtab.policy.model import Weighting
+from trimtab.scoring import Strategy
+from trimtab.weights.weighting import Weigher
 
 TICK_S = 0.25
 RESIDENCE_S = 2.0  # from a request's first token to its last
@@ -76,33 +76,33 @@ class Engine:
 
 @dataclass
 class Pool:
-    """Engines behind a law and its shaping, at a steady demand [requests per second]."""
+    """Engines behind a strategy and its weighting, at a steady demand [requests per second]."""
 
-    law: Law
+    strategy: Strategy
     engines: list[Engine]
     demand: float
     now: float = 1000.0
-    shaper: Shaper = field(default_factory=lambda: Shaper(Shaping(), Random(1)))
+    weigher: Weigher = field(default_factory=lambda: Weigher(Weighting(), Random(1)))
 
     def __post_init__(self) -> None:
         for engine in self.engines:
-            self.shaper.enter(engine.id, Standing(self.now, 100.0))
+            self.weigher.enter(engine.id, EndpointHealth(self.now, 100.0))
 
     def run(self, seconds: float) -> PoolDecision:
         for _ in range(round(seconds / TICK_S)):
             views = tuple(sorted((engine.view() for engine in self.engines), key=lambda view: view.id))
-            decision = self.shaper.decide(PoolSnapshot("pool", self.now, views), self.law)
+            decision = self.weigher.decide(PoolSnapshot("pool", self.now, views), self.strategy)
             shares = {endpoint.id: endpoint.share for endpoint in decision.endpoints}
             self.now += TICK_S
             for engine in self.engines:
                 engine.take(self.demand * TICK_S * shares[engine.id])
-                self.law.learn(engine.sample(self.now))
+                self.strategy.learn(engine.sample(self.now))
         return decision
 
     def restart(self, number: int) -> None:
         """Replace an engine by its next incarnation, which is empty."""
         old = self.engines[number]
-        self.law.forget(old.id)
+        self.strategy.forget(old.id)
         self.engines[number] = Engine(EndpointId(old.id.address, old.id.incarnation + 1), old.rate, old.capacity)
 
 

@@ -1,9 +1,9 @@
-"""Every law with its default numbers, as the suites run them."""
+"""Every strategy with its default numbers, as the suites run them."""
 
 from collections.abc import Callable
 from typing import get_args
 
-from trimtab.scoring import BlendPolicy, BlendTerm, Law, Reading, ScoringPolicy, make_law
+from trimtab.scoring import BlendPolicy, BlendTerm, Reading, ScoringPolicy, Strategy, make_strategy
 
 _BLEND = BlendPolicy(
     terms=(
@@ -14,7 +14,9 @@ _BLEND = BlendPolicy(
 )
 
 POLICIES: dict[str, ScoringPolicy] = {
-    policy.law: policy
+    policy.strategy: policy
     for policy in (_BLEND if member is BlendPolicy else member() for member in get_args(ScoringPolicy))
 }
-LAWS: dict[str, Callable[[], Law]] = {name: lambda policy=policy: make_law(policy) for name, policy in POLICIES.items()}
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    name: lambda policy=policy: make_strategy(policy) for name, policy in POLICIES.items()
+}

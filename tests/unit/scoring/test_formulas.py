@@ -1,4 +1,4 @@
-"""Each law's formula, by hand."""
+"""Each strategy's formula, by hand."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.scoring.laws import LAWS
+from tests.unit.scoring.strategies import STRATEGIES
 from trimtab.endpoint.prometheus_readings import CustomReading
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.observation.kinds import Signals
@@ -45,16 +45,16 @@ def pool(*views: EndpointView, at: float = 1000.0, held: tuple[int, ...] = ()) -
     return PoolSnapshot("pool", at, views, frozenset(views[number].id for number in held))
 
 
-def judged(law: Any, *views: EndpointView, at: float = 1000.0) -> list[Score]:
-    return list(law.judge(pool(*views, at=at), at).values())
+def judged(strategy: Any, *views: EndpointView, at: float = 1000.0) -> list[Score]:
+    return list(strategy.judge(pool(*views, at=at), at).values())
 
 
 class TestReciprocal:
-    law = Reciprocal(ReciprocalPolicy())
+    strategy = Reciprocal(ReciprocalPolicy())
 
     def test_capacity_over_load_times_slowness(self) -> None:
         one, two = judged(
-            self.law,
+            self.strategy,
             view(1, capacity=10, in_flight=4, ttft_recent_s=0.05),
             view(2, capacity=4, in_flight=0, ttft_recent_s=0.1),
         )
@@ -64,29 +64,29 @@ class TestReciprocal:
         assert two.score == pytest.approx(100 / 1.8)
 
     def test_a_product_loses_by_its_logarithms(self) -> None:
-        worse, _ = judged(self.law, view(1, in_flight=3, ttft_recent_s=0.1), view(2, ttft_recent_s=0.05))
+        worse, _ = judged(self.strategy, view(1, in_flight=3, ttft_recent_s=0.1), view(2, ttft_recent_s=0.05))
         lost = 100 - 100 / (4 * 1.8)
         assert worse.breakdown == pytest.approx(
             {"in_flight": lost * log(4) / log(7.2), "ttft": lost * log(1.8) / log(7.2)}
         )
 
     def test_an_unknown_ttft_is_the_mean_of_the_known_ones_or_100_ms(self) -> None:
-        unknown, _, _ = judged(self.law, view(1), view(2, ttft_recent_s=0.2), view(3, ttft_recent_s=0.4))
+        unknown, _, _ = judged(self.strategy, view(1), view(2, ttft_recent_s=0.2), view(3, ttft_recent_s=0.4))
         assert unknown.share == pytest.approx(1 / (0.8 * 6 + 0.2))
-        assert judged(self.law, view(1))[0].share == pytest.approx(1 / (0.8 * 2 + 0.2))
+        assert judged(self.strategy, view(1))[0].share == pytest.approx(1 / (0.8 * 2 + 0.2))
 
     def test_three_failures_in_a_row_leave_nothing(self) -> None:
-        two, three = judged(self.law, view(1, failures_in_row=2), view(2, failures_in_row=3))
+        two, three = judged(self.strategy, view(1, failures_in_row=2), view(2, failures_in_row=3))
         assert two.share > 0
         assert (three.share, three.score, three.why) == (0, 0, "3 failures in a row")
 
     def test_a_hanging_endpoint_is_believed_before_it_answers(self) -> None:
-        hanging, _ = judged(self.law, view(1, ttft_recent_s=0.05, oldest_wait_s=5), view(2, ttft_recent_s=0.05))
+        hanging, _ = judged(self.strategy, view(1, ttft_recent_s=0.05, oldest_wait_s=5), view(2, ttft_recent_s=0.05))
         assert hanging.share == pytest.approx(1 / 80.2)
 
     def test_one_that_is_held_back_is_no_measure(self) -> None:
         idle, busy = view(1), view(2, in_flight=9)
-        assert self.law.judge(pool(idle, busy, held=(0,)), 1000.0)[busy.id].score == 100
+        assert self.strategy.judge(pool(idle, busy, held=(0,)), 1000.0)[busy.id].score == 100
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_middleware(seen: EndpointView, score: float) -> None:
 class TestFused:
     calm = view(ttft_s=1, prompt_bytes_mean=8192, signals={"kv_usage": 0.5})
 
-    def late(self, law: Fused, late: int, of: int) -> None:
+    def late(self, strategy: Fused, late: int, of: int) -> None:
         for number in range(of):
-            law.learn(TokenSample(self.calm.id, 1000.0, 3.0 if number < late else 0.1, 400, 400, 1))
+            strategy.learn(TokenSample(self.calm.id, 1000.0, 3.0 if number < late else 0.1, 400, 400, 1))
 
     def test_at_rest(self) -> None:
-        law = Fused(FusedPolicy())
-        (said,) = judged(law, self.calm)
+        strategy = Fused(FusedPolicy())
+        (said,) = judged(strategy, self.calm)
         assert said.breakdown == pytest.approx({"ttft": 25, "kv_usage": 15, "length": 10})
 
     def test_a_term_that_is_unknown_is_carried_by_the_others(self) -> None:
@@ -144,14 +144,14 @@ class TestFused:
 
     @pytest.mark.parametrize(("late", "grown"), [(0, 1.0), (5, 1.0), (15, 1.5), (25, 2.0), (90, 2.0)])
     def test_ttft_weighs_more_when_the_sla_is_violated(self, late: int, grown: float) -> None:
-        law = Fused(FusedPolicy())
-        self.late(law, late, of=90)  # and ten that are imagined
-        assert law.weights(pool(self.calm), 1000.0)["ttft"] == pytest.approx(0.5 * grown / (0.5 * grown + 0.5))
+        strategy = Fused(FusedPolicy())
+        self.late(strategy, late, of=90)  # and ten that are imagined
+        assert strategy.weights(pool(self.calm), 1000.0)["ttft"] == pytest.approx(0.5 * grown / (0.5 * grown + 0.5))
 
     def test_violations_fade(self) -> None:
-        law = Fused(FusedPolicy())
-        self.late(law, 50, of=50)
-        later = [law.weights(pool(self.calm), 1000.0 + s)["ttft"] for s in (0, 100, 300, 600)]
+        strategy = Fused(FusedPolicy())
+        self.late(strategy, 50, of=50)
+        later = [strategy.weights(pool(self.calm), 1000.0 + s)["ttft"] for s in (0, 100, 300, 600)]
         assert later == sorted(later, reverse=True)
         assert later[-1] == pytest.approx(0.5)
 
@@ -164,33 +164,33 @@ class TestFused:
 
     def test_kv_usage_weighs_more_after_an_engine_was_restarted(self) -> None:
         """It may have run out of memory: no engine says so."""
-        law = Fused(FusedPolicy())
+        strategy = Fused(FusedPolicy())
         again = replace(self.calm, id=EndpointId(self.calm.id.address, 1))
         weights = []
         for now, seen in ((1000.0, self.calm), (1001.0, again), (1061.0, again), (1900.0, again)):
-            law.judge(pool(seen, at=now), now)
-            weights.append(law.weights(pool(seen, at=now), now)["kv_usage"])
+            strategy.judge(pool(seen, at=now), now)
+            weights.append(strategy.weights(pool(seen, at=now), now)["kv_usage"])
         grown = [0.3 * (1 + excess) / (1 + 0.3 * excess) for excess in (0, 1, 0.5, 0)]
         assert weights == pytest.approx(grown, abs=1e-4)
 
     def test_an_endpoint_that_comes_and_goes_was_not_restarted(self) -> None:
-        law = Fused(FusedPolicy())
+        strategy = Fused(FusedPolicy())
         for now, seen in ((1000.0, [self.calm]), (1001.0, []), (1002.0, [replace(self.calm, id=EndpointId("new:1"))])):
-            law.judge(pool(*seen, at=now), now)
-        assert law.weights(pool(self.calm), 1002.0)["kv_usage"] == pytest.approx(0.3)
+            strategy.judge(pool(*seen, at=now), now)
+        assert strategy.weights(pool(self.calm), 1002.0)["kv_usage"] == pytest.approx(0.3)
 
     def test_length_weighs_more_when_prompts_are_unlike(self) -> None:
-        law = Fused(FusedPolicy())
+        strategy = Fused(FusedPolicy())
         sizes = [100] * 95 + [20_000] * 5
         for number in range(1000):
-            law.learn(TokenSample(self.calm.id, 1000.0, 0.1, sizes[number * 37 % 100], 400, 1))
-        assert law.weights(pool(self.calm), 1000.0)["length"] == pytest.approx(0.4 / 1.2)
+            strategy.learn(TokenSample(self.calm.id, 1000.0, 0.1, sizes[number * 37 % 100], 400, 1))
+        assert strategy.weights(pool(self.calm), 1000.0)["length"] == pytest.approx(0.4 / 1.2)
 
     def test_weights_always_sum_to_one(self) -> None:
-        law = Fused(FusedPolicy())
+        strategy = Fused(FusedPolicy())
         for number in range(200):
-            law.learn(TokenSample(self.calm.id, 1000.0 + number, number / 20, number**3, 400, 1))
-            weights = law.weights(pool(view(preemptions_per_s=number / 100)), 1000.0 + number)
+            strategy.learn(TokenSample(self.calm.id, 1000.0 + number, number / 20, number**3, 400, 1))
+            weights = strategy.weights(pool(view(preemptions_per_s=number / 100)), 1000.0 + number)
             assert sum(weights.values()) == pytest.approx(1)
             assert all(weight > 0 for weight in weights.values())
 
@@ -217,47 +217,47 @@ class TestJoint:
         # 1200 tokens/s of 12 known units of capacity: the third counts as 300.
         assert [score.breakdown["capacity"] for score in scores] == pytest.approx([25, 0, 50 * 5 / 8])
 
-    def alpha(self, law: Joint, in_flight: int, *, at: float, held: tuple[int, ...] = ()) -> float:
-        law.judge(pool(view(1, in_flight=in_flight), view(2), at=at, held=held), at)
-        return law.alpha
+    def alpha(self, strategy: Joint, in_flight: int, *, at: float, held: tuple[int, ...] = ()) -> float:
+        strategy.judge(pool(view(1, in_flight=in_flight), view(2), at=at, held=held), at)
+        return strategy.alpha
 
     def test_it_goes_to_0_4_at_peak_load_and_back(self) -> None:
-        law = Joint(JointPolicy())
-        assert self.alpha(law, 100, at=1000.0) == 0.5
-        way = [self.alpha(law, 90, at=1000.0 + s) for s in range(1, 60)]
+        strategy = Joint(JointPolicy())
+        assert self.alpha(strategy, 100, at=1000.0) == 0.5
+        way = [self.alpha(strategy, 90, at=1000.0 + s) for s in range(1, 60)]
         assert way == sorted(way, reverse=True)
         assert way[-1] == pytest.approx(0.4, abs=1e-3)
         for s in range(60, 120):
-            self.alpha(law, 20, at=1000.0 + s)
-        assert law.alpha == pytest.approx(0.5, abs=1e-3)
+            self.alpha(strategy, 20, at=1000.0 + s)
+        assert strategy.alpha == pytest.approx(0.5, abs=1e-3)
 
     def test_it_goes_to_0_65_for_a_minute_after_an_endpoint_came_back(self) -> None:
-        law = Joint(JointPolicy())
-        self.alpha(law, 10, at=999.0)
+        strategy = Joint(JointPolicy())
+        self.alpha(strategy, 10, at=999.0)
         for s in range(30):
-            assert self.alpha(law, 0, at=1000.0 + s, held=(1,)) == pytest.approx(0.5)
+            assert self.alpha(strategy, 0, at=1000.0 + s, held=(1,)) == pytest.approx(0.5)
         for s in range(30, 89):
-            self.alpha(law, 9, at=1000.0 + s)  # a peak too, but recovery goes first
-        assert law.alpha == pytest.approx(0.65, abs=1e-3)
+            self.alpha(strategy, 9, at=1000.0 + s)  # a peak too, but recovery goes first
+        assert strategy.alpha == pytest.approx(0.65, abs=1e-3)
         for s in range(90, 150):
-            self.alpha(law, 0, at=1000.0 + s)
-        assert law.alpha == pytest.approx(0.5, abs=1e-3)
+            self.alpha(strategy, 0, at=1000.0 + s)
+        assert strategy.alpha == pytest.approx(0.5, abs=1e-3)
 
     def test_an_endpoint_that_left_has_not_recovered(self) -> None:
-        law = Joint(JointPolicy())
-        self.alpha(law, 0, at=1000.0, held=(1,))
+        strategy = Joint(JointPolicy())
+        self.alpha(strategy, 0, at=1000.0, held=(1,))
         for s in range(1, 30):
-            law.judge(pool(view(1), at=1000.0 + s), 1000.0 + s)
-        assert law.alpha == pytest.approx(0.5)
+            strategy.judge(pool(view(1), at=1000.0 + s), 1000.0 + s)
+        assert strategy.alpha == pytest.approx(0.5)
 
 
 class TestDecodeP99:
-    def steps(self, *p99_ms: float | None, count: int = 1, law: DecodeP99 | None = None) -> list[float]:
+    def steps(self, *p99_ms: float | None, count: int = 1, strategy: DecodeP99 | None = None) -> list[float]:
         """The weights after some steps."""
-        law = law or DecodeP99(DecodeP99Policy())
+        strategy = strategy or DecodeP99(DecodeP99Policy())
         views = [view(number, inter_token_p99_s=None if ms is None else ms / 1000) for number, ms in enumerate(p99_ms)]
         for number in range(count + 1):
-            scores = judged(law, *views, at=1000.0 + 5 * number)
+            scores = judged(strategy, *views, at=1000.0 + 5 * number)
         return [score.share for score in scores]
 
     def test_ten_ms_above_cost_five_percent(self) -> None:
@@ -273,42 +273,42 @@ class TestDecodeP99:
         assert worst == pytest.approx(max(0.02, exp(-0.005 * 920) * 0.5))
 
     def test_it_steps_every_five_seconds_only(self) -> None:
-        law = DecodeP99(DecodeP99Policy())
+        strategy = DecodeP99(DecodeP99Policy())
         views = view(1, inter_token_p99_s=0.08), view(2, inter_token_p99_s=0.09)
-        shares = [judged(law, *views, at=1000.0 + tick / 4)[1].share for tick in range(60)]
+        shares = [judged(strategy, *views, at=1000.0 + tick / 4)[1].share for tick in range(60)]
         assert len(set(shares)) == 3
 
     def test_what_is_lost_has_an_end_and_is_won_back(self) -> None:
-        law = DecodeP99(DecodeP99Policy())
-        assert self.steps(80, 500, count=100, law=law)[1] == 0.02
-        law_again = DecodeP99(DecodeP99Policy())
-        law_again.recall(law.remember())
+        strategy = DecodeP99(DecodeP99Policy())
+        assert self.steps(80, 500, count=100, strategy=strategy)[1] == 0.02
+        strategy_again = DecodeP99(DecodeP99Policy())
+        strategy_again.restore(strategy.dump())
         for number in range(80):
-            scores = judged(law_again, view(0, inter_token_p99_s=0.08), view(1), at=2000.0 + 5 * number)
+            scores = judged(strategy_again, view(0, inter_token_p99_s=0.08), view(1), at=2000.0 + 5 * number)
         assert scores[1].share > 0.99, "what is not seen is forgiven"
 
     def test_gaps_that_are_far_too_long_everywhere_leave_the_weights_in_proportion(self) -> None:
         steep = DecodeP99(DecodeP99Policy(decay_per_ms=1))
-        assert self.steps(2000, 2000, 5000, count=3, law=steep) == [1, 1, 1]
+        assert self.steps(2000, 2000, 5000, count=3, strategy=steep) == [1, 1, 1]
 
     def test_one_that_takes_no_work_keeps_its_weight(self) -> None:
-        law = DecodeP99(DecodeP99Policy())
+        strategy = DecodeP99(DecodeP99Policy())
         views = view(1, inter_token_p99_s=0.08), view(2, inter_token_p99_s=0.5)
         for number in range(10):
-            scores = law.judge(pool(*views, held=(1,)), 1000.0 + 5 * number)
+            scores = strategy.judge(pool(*views, held=(1,)), 1000.0 + 5 * number)
         assert scores[views[1].id].share == 1
 
     def test_a_clock_that_is_set_back_stops_nothing(self) -> None:
-        law = DecodeP99(DecodeP99Policy())
+        strategy = DecodeP99(DecodeP99Policy())
         views = view(1, inter_token_p99_s=0.08), view(2, inter_token_p99_s=0.5)
-        judged(law, *views, at=9000.0)
-        judged(law, *views, at=1000.0)
-        assert judged(law, *views, at=1005.0)[1].share < 1
+        judged(strategy, *views, at=9000.0)
+        judged(strategy, *views, at=1000.0)
+        assert judged(strategy, *views, at=1005.0)[1].share < 1
 
 
 class TestThroughput:
-    def shares(self, *views: EndpointView, **numbers: float) -> list[float]:
-        scores = judged(Throughput(ThroughputPolicy(**numbers)), *views)
+    def shares(self, *views: EndpointView, **config: float) -> list[float]:
+        scores = judged(Throughput(ThroughputPolicy(**config)), *views)
         total = sum(score.share for score in scores)
         return [score.share / total for score in scores]
 
@@ -401,9 +401,9 @@ class TestBlend:
 
 def test_a_pool_without_endpoints_is_judged_too() -> None:
     empty = PoolSnapshot("pool", 1000.0, ())
-    for make in LAWS.values():
+    for make in STRATEGIES.values():
         assert make().judge(empty, 1000.0) == {}
-        law = make()
-        law.judge(pool(view(1), view(2)), 1000.0)
-        assert law.judge(empty, 1010.0) == {}
-        assert set(law.judge(replace(empty, endpoints=(view(3),)), 1020.0)) == {view(3).id}
+        strategy = make()
+        strategy.judge(pool(view(1), view(2)), 1000.0)
+        assert strategy.judge(empty, 1010.0) == {}
+        assert set(strategy.judge(replace(empty, endpoints=(view(3),)), 1020.0)) == {view(3).id}

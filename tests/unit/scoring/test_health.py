@@ -1,4 +1,4 @@
-"""The `health` law: its formula, and what it makes of what is not known."""
+"""The `health` strategy: its formula, and what it makes of what is not known."""
 
 import pytest
 from hypothesis import given
@@ -7,12 +7,12 @@ from pydantic import ValidationError
 
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.observation.kinds import Signals
-from trimtab.scoring import HealthPolicy, Score, make_law
+from trimtab.scoring import HealthPolicy, Score, make_strategy
 
 
-def judge(*views: EndpointView, **numbers: float) -> list[Score]:
+def judge(*views: EndpointView, **config: float) -> list[Score]:
     pool = PoolSnapshot("chat", 1000.0, views)
-    scores = make_law(HealthPolicy(**numbers)).judge(pool, 1000.0)
+    scores = make_strategy(HealthPolicy(**config)).judge(pool, 1000.0)
     return [scores[view.id] for view in views]
 
 
@@ -116,9 +116,9 @@ def test_weights_that_do_not_sum_to_one_are_refused() -> None:
     HealthPolicy(ttft_weight=0.5, error_weight=0.5, load_weight=0)
 
 
-def test_a_law_of_load_alone_knows_nothing_of_an_engine_that_says_nothing() -> None:
-    numbers = {"ttft_weight": 0, "error_weight": 0, "load_weight": 1}
-    assert judge(view(9000, 1.0, None, None), **numbers)[0].score == 100
+def test_a_strategy_of_load_alone_knows_nothing_of_an_engine_that_says_nothing() -> None:
+    config = {"ttft_weight": 0, "error_weight": 0, "load_weight": 1}
+    assert judge(view(9000, 1.0, None, None), **config)[0].score == 100
 
 
 @pytest.mark.parametrize("number", ["ttft_threshold_ms", "queue_max", "error_gain", "ttft_alpha", "kv_knee"])

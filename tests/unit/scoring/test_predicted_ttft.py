@@ -94,9 +94,9 @@ def snapshot(*views: EndpointView, held: frozenset[EndpointId] = frozenset()) ->
 
 
 def test_a_silent_endpoint_gets_no_more_than_its_floor() -> None:
-    law = PredictedTtft(PredictedTtftPolicy())
+    strategy = PredictedTtft(PredictedTtftPolicy())
     silent = EndpointView(A, "a", 10, awaiting_token=1, outstanding_prompt_bytes=400, oldest_wait_s=30, in_flight=1)
-    scores = law.judge(snapshot(silent, EndpointView(B, "b", 1)), 100.0)
+    scores = strategy.judge(snapshot(silent, EndpointView(B, "b", 1)), 100.0)
     assert scores[A].share == pytest.approx(0.002, rel=0.01)
     assert scores[B].share == pytest.approx(1, abs=0.003)
     assert scores[A].score < 10
@@ -104,176 +104,176 @@ def test_a_silent_endpoint_gets_no_more_than_its_floor() -> None:
 
 
 def test_one_huge_request_does_not_send_work_to_a_silent_endpoint() -> None:
-    law = PredictedTtft(PredictedTtftPolicy())
+    strategy = PredictedTtft(PredictedTtftPolicy())
 
     def judge(sent: int, at: float) -> float:
         silent = EndpointView(A, "a", 1, in_flight=1, awaiting_token=1, oldest_wait_s=10, prompt_bytes_sent=sent)
-        return law.judge(snapshot(silent, EndpointView(B, "b", 1)), at)[A].share
+        return strategy.judge(snapshot(silent, EndpointView(B, "b", 1)), at)[A].share
 
     judge(0, 100.0)
     assert judge(5_000_000, 100.1) == pytest.approx(0.002, rel=0.01)
 
 
 def test_nothing_is_poured_over_an_endpoint_that_takes_no_work() -> None:
-    law = PredictedTtft(PredictedTtftPolicy())
+    strategy = PredictedTtft(PredictedTtftPolicy())
     busy = EndpointView(B, "b", 1, outstanding_prompt_bytes=40_000, in_flight=5)
-    scores = law.judge(snapshot(EndpointView(A, "a", 10), busy, held=frozenset({A})), 100.0)
+    scores = strategy.judge(snapshot(EndpointView(A, "a", 10), busy, held=frozenset({A})), 100.0)
     assert scores[B].share == pytest.approx(1, abs=0.003)
 
 
 class TestNewcomers:
     """Two endpoints at 400 ms a thousand prompt tokens, and others that join them."""
 
-    def law(self) -> PredictedTtft:
-        law = PredictedTtft(PredictedTtftPolicy())
-        law.judge(snapshot(EndpointView(A, "a", 2), EndpointView(B, "b", 1)), 100.0)
+    def strategy(self) -> PredictedTtft:
+        strategy = PredictedTtft(PredictedTtftPolicy())
+        strategy.judge(snapshot(EndpointView(A, "a", 2), EndpointView(B, "b", 1)), 100.0)
         for _ in range(50):
-            law.learn(TokenSample(A, 100.0, 0.4, 4000, 4000, 1))
-            law.learn(TokenSample(B, 100.0, 0.8, 4000, 4000, 1))
-        return law
+            strategy.learn(TokenSample(A, 100.0, 0.4, 4000, 4000, 1))
+            strategy.learn(TokenSample(B, 100.0, 0.8, 4000, 4000, 1))
+        return strategy
 
-    def shares(self, law: PredictedTtft, newcomers: int, prompt_bytes: int, at: float) -> dict[EndpointId, float]:
+    def shares(self, strategy: PredictedTtft, newcomers: int, prompt_bytes: int, at: float) -> dict[EndpointId, float]:
         new = [EndpointView(EndpointId(f"10.0.1.{number}:80"), "n", 2) for number in range(newcomers)]
         known = [EndpointView(A, "a", 2, prompt_bytes_sent=prompt_bytes), EndpointView(B, "b", 1)]
-        return {id: score.share for id, score in law.judge(snapshot(*known, *new), at).items()}
+        return {id: score.share for id, score in strategy.judge(snapshot(*known, *new), at).items()}
 
     @pytest.mark.parametrize("newcomers", [1, 3, 40])
     def test_all_together_get_a_tenth_until_they_have_answered(self, newcomers: int) -> None:
-        law = self.law()
-        self.shares(law, 0, 0, 100.1)
-        shares = self.shares(law, newcomers, 400_000, 100.2)
+        strategy = self.strategy()
+        self.shares(strategy, 0, 0, 100.1)
+        shares = self.shares(strategy, newcomers, 400_000, 100.2)
         assert shares[A] + shares[B] > 0.87
         for number in range(newcomers):
-            law.learn(TokenSample(EndpointId(f"10.0.1.{number}:80"), 100.3, 0.4, 4000, 4000, 1))
-        later = self.shares(law, newcomers, 800_000, 100.4)
+            strategy.learn(TokenSample(EndpointId(f"10.0.1.{number}:80"), 100.3, 0.4, 4000, 4000, 1))
+        later = self.shares(strategy, newcomers, 800_000, 100.4)
         assert later[A] == pytest.approx(2 / (3 + 2 * newcomers), rel=0.1)
 
     def test_nor_do_they_get_all_where_the_others_have_queues(self) -> None:
-        law = self.law()
+        strategy = self.strategy()
 
         def share_of_a(prompt_bytes: int, at: float) -> float:
             queue = {"outstanding_prompt_bytes": 400_000, "in_flight": 20}
             known = [EndpointView(A, "a", 1, prompt_bytes_sent=prompt_bytes, **queue), EndpointView(B, "b", 1, **queue)]
-            return law.judge(snapshot(*known, *new), at)[A].share
+            return strategy.judge(snapshot(*known, *new), at)[A].share
 
         new: list[EndpointView] = []
         share_of_a(0, 100.1)
         new = [EndpointView(EndpointId(f"10.0.1.{number}:80"), "n", 1) for number in range(3)]
         assert share_of_a(400_000, 100.2) > 0.4
         for view in new:
-            law.learn(TokenSample(view.id, 100.3, 0.4, 4000, 4000, 1))
+            strategy.learn(TokenSample(view.id, 100.3, 0.4, 4000, 4000, 1))
         assert share_of_a(400_000, 100.4) < 0.01
 
     def test_one_at_a_time_is_tried_where_little_comes(self) -> None:
-        law = self.law()
-        now = self.shares(law, 3, 0, 100.1)
+        strategy = self.strategy()
+        now = self.shares(strategy, 3, 0, 100.1)
         assert [now[EndpointId(f"10.0.1.{number}:80")] > 0.4 for number in range(3)] == [True, False, False]
 
     def test_endpoints_that_begin_together_are_no_newcomers(self) -> None:
-        law = PredictedTtft(PredictedTtftPolicy())
-        self.shares(law, 1, 0, 100.0)
-        assert self.shares(law, 1, 400_000, 100.1)[A] == pytest.approx(0.4, abs=0.01)
-        law.learn(TokenSample(B, 100.2, 0.2, 4000, 4000, 1))
-        assert self.shares(law, 1, 800_000, 100.3)[EndpointId("10.0.1.0:80")] > 0.3
+        strategy = PredictedTtft(PredictedTtftPolicy())
+        self.shares(strategy, 1, 0, 100.0)
+        assert self.shares(strategy, 1, 400_000, 100.1)[A] == pytest.approx(0.4, abs=0.01)
+        strategy.learn(TokenSample(B, 100.2, 0.2, 4000, 4000, 1))
+        assert self.shares(strategy, 1, 800_000, 100.3)[EndpointId("10.0.1.0:80")] > 0.3
 
 
 class TestTries:
     """An endpoint that became ten times slower, beside one that did not."""
 
-    def law(self) -> PredictedTtft:
-        law = PredictedTtft(PredictedTtftPolicy())
-        self.shares(law, 100.0)
+    def strategy(self) -> PredictedTtft:
+        strategy = PredictedTtft(PredictedTtftPolicy())
+        self.shares(strategy, 100.0)
         for endpoint in (A, B):
-            self.teach(law, endpoint, 0.1, 50, at=100.0)
-        self.teach(law, A, 1.0, 10, at=101.0)
-        return law
+            self.teach(strategy, endpoint, 0.1, 50, at=100.0)
+        self.teach(strategy, A, 1.0, 10, at=101.0)
+        return strategy
 
-    def teach(self, law: PredictedTtft, endpoint: EndpointId, ttft_s: float, times: int, *, at: float) -> None:
+    def teach(self, strategy: PredictedTtft, endpoint: EndpointId, ttft_s: float, times: int, *, at: float) -> None:
         for _ in range(times):
-            law.learn(TokenSample(endpoint, at, ttft_s, 4000, 4000, 1))
+            strategy.learn(TokenSample(endpoint, at, ttft_s, 4000, 4000, 1))
 
-    def shares(self, law: PredictedTtft, now: float, *, in_flight: int = 0) -> tuple[float, float]:
+    def shares(self, strategy: PredictedTtft, now: float, *, in_flight: int = 0) -> tuple[float, float]:
         busy = EndpointView(B, "b", 1, outstanding_prompt_bytes=4000, in_flight=1)
-        scores = law.judge(snapshot(EndpointView(A, "a", 1, in_flight=in_flight), busy), now)
+        scores = strategy.judge(snapshot(EndpointView(A, "a", 1, in_flight=in_flight), busy), now)
         return scores[A].share, scores[B].share
 
     def test_it_is_tried_with_a_request_from_time_to_time(self) -> None:
-        law = self.law()
-        waiting = self.shares(law, 105.9, in_flight=1)[0]
-        assert self.shares(law, 106.0)[0] > 0.85
-        assert self.shares(law, 106.0, in_flight=1)[0] == waiting < 0.5, "one at a time"
-        self.teach(law, A, 1.0, 1, at=106.5)
-        self.shares(law, 106.6)
+        strategy = self.strategy()
+        waiting = self.shares(strategy, 105.9, in_flight=1)[0]
+        assert self.shares(strategy, 106.0)[0] > 0.85
+        assert self.shares(strategy, 106.0, in_flight=1)[0] == waiting < 0.5, "one at a time"
+        self.teach(strategy, A, 1.0, 1, at=106.5)
+        self.shares(strategy, 106.6)
 
     def test_a_good_answer_is_followed_up_at_once(self) -> None:
-        law = self.law()
-        self.teach(law, A, 0.1, 1, at=106.5)
-        assert self.shares(law, 106.6)[0] >= 0.5
-        self.teach(law, A, 0.1, 3, at=106.7)
-        assert self.shares(law, 106.8)[0] > 0.9, "it is the idle one, and as fast as it was"
+        strategy = self.strategy()
+        self.teach(strategy, A, 0.1, 1, at=106.5)
+        assert self.shares(strategy, 106.6)[0] >= 0.5
+        self.teach(strategy, A, 0.1, 3, at=106.7)
+        assert self.shares(strategy, 106.8)[0] > 0.9, "it is the idle one, and as fast as it was"
 
     def test_it_was_quick_for_a_few_answers_only(self) -> None:
-        law = PredictedTtft(PredictedTtftPolicy())
-        self.shares(law, 100.0)
-        self.teach(law, B, 0.1, 10, at=100.0)
-        self.teach(law, A, 0.1, 10, at=100.0)
-        self.teach(law, A, 3.0, 10, at=101.0)
-        assert self.shares(law, 106.1)[0] > 0.85
+        strategy = PredictedTtft(PredictedTtftPolicy())
+        self.shares(strategy, 100.0)
+        self.teach(strategy, B, 0.1, 10, at=100.0)
+        self.teach(strategy, A, 0.1, 10, at=100.0)
+        self.teach(strategy, A, 3.0, 10, at=101.0)
+        assert self.shares(strategy, 106.1)[0] > 0.85
 
     def test_one_whose_last_client_gave_up_is_tried(self) -> None:
-        law = PredictedTtft(PredictedTtftPolicy())
-        self.shares(law, 100.0)
+        strategy = PredictedTtft(PredictedTtftPolicy())
+        self.shares(strategy, 100.0)
         for endpoint in (A, B):
-            self.teach(law, endpoint, 0.1, 50, at=100.0)
+            self.teach(strategy, endpoint, 0.1, 50, at=100.0)
         views = (EndpointView(A, "a", 1, oldest_wait_s=0.6), EndpointView(B, "b", 1))
-        assert law.judge(snapshot(*views), 104.9)[A].share < 0.01
-        assert law.judge(snapshot(*views), 105.1)[A].share > 0.85
+        assert strategy.judge(snapshot(*views), 104.9)[A].share < 0.01
+        assert strategy.judge(snapshot(*views), 105.1)[A].share > 0.85
 
     def test_one_that_was_always_slow_is_not_tried(self) -> None:
-        law = PredictedTtft(PredictedTtftPolicy())
-        self.shares(law, 100.0)
-        self.teach(law, A, 1.0, 50, at=100.0)
-        self.teach(law, B, 0.1, 50, at=100.0)
-        assert self.shares(law, 200.0)[0] < 0.2
+        strategy = PredictedTtft(PredictedTtftPolicy())
+        self.shares(strategy, 100.0)
+        self.teach(strategy, A, 1.0, 50, at=100.0)
+        self.teach(strategy, B, 0.1, 50, at=100.0)
+        assert self.shares(strategy, 200.0)[0] < 0.2
 
 
 def test_a_cost_that_cannot_be_told_does_not_make_an_endpoint_look_endless() -> None:
     """Alike prompts leave open which of the two costs explains them: here A's prompts came to look free."""
-    law = PredictedTtft(PredictedTtftPolicy())
+    strategy = PredictedTtft(PredictedTtftPolicy())
     views = (EndpointView(A, "a", 4), EndpointView(B, "b", 10))
-    law.judge(snapshot(*views), 100.0)
+    strategy.judge(snapshot(*views), 100.0)
     for number in range(400):
         in_flight = 1 + number % 60
-        law.learn(TokenSample(A, 100.0, 0.09 * in_flight, 1320, 1320, in_flight))
-        law.learn(TokenSample(B, 100.0, 0.045, 1320, 1320 * in_flight, in_flight))
+        strategy.learn(TokenSample(A, 100.0, 0.09 * in_flight, 1320, 1320, in_flight))
+        strategy.learn(TokenSample(B, 100.0, 0.045, 1320, 1320 * in_flight, in_flight))
     for _ in range(30):
-        law.learn(TokenSample(A, 101.0, 0.09, 1320, 1320, 1))
-        law.learn(TokenSample(B, 101.0, 0.045, 1320, 1320, 1))
-    scores = law.judge(snapshot(*views), 102.0)
+        strategy.learn(TokenSample(A, 101.0, 0.09, 1320, 1320, 1))
+        strategy.learn(TokenSample(B, 101.0, 0.045, 1320, 1320, 1))
+    scores = strategy.judge(snapshot(*views), 102.0)
     assert scores[B].share > 0.6
 
 
 def test_the_power_form_prefers_what_is_sooner() -> None:
-    law = PredictedTtft(PredictedTtftPolicy(form="power", gamma=2))
+    strategy = PredictedTtft(PredictedTtftPolicy(form="power", gamma=2))
     views = (EndpointView(A, "a", 1), EndpointView(B, "b", 1, outstanding_prompt_bytes=4000, in_flight=1))
-    law.judge(snapshot(*views), 100.0)
+    strategy.judge(snapshot(*views), 100.0)
     for endpoint in (A, B):
         for _ in range(50):
-            law.learn(TokenSample(endpoint, 100.0, 0.1, 4000, 4000, 1))
-    scores = law.judge(snapshot(*views), 100.1)
+            strategy.learn(TokenSample(endpoint, 100.0, 0.1, 4000, 4000, 1))
+    scores = strategy.judge(snapshot(*views), 100.1)
     assert scores[A].share == pytest.approx(0.8, abs=0.02)
 
 
 def test_what_was_learned_outlives_a_restart() -> None:
-    law = PredictedTtft(PredictedTtftPolicy())
+    strategy = PredictedTtft(PredictedTtftPolicy())
     views = (EndpointView(A, "a", 1), EndpointView(B, "b", 1))
-    law.judge(snapshot(*views), 100.0)
+    strategy.judge(snapshot(*views), 100.0)
     for _ in range(30):
-        law.learn(TokenSample(A, 100.0, 2.0, 4000, 4000, 1))
+        strategy.learn(TokenSample(A, 100.0, 2.0, 4000, 4000, 1))
     again = PredictedTtft(PredictedTtftPolicy())
     endless = {"per_kilotoken_s": 1e300, "per_attempt_s": 10**400}
-    again.recall({**law.remember(), "10.0.0.9:1": {"per_kilotoken_s": "x"}, "y": 3, "z": endless})
-    assert "z" not in again.remember()
+    again.restore({**strategy.dump(), "10.0.0.9:1": {"per_kilotoken_s": "x"}, "y": 3, "z": endless})
+    assert "z" not in again.dump()
     waiting = EndpointView(A, "a", 1, outstanding_prompt_bytes=4000, in_flight=1)
-    then, now = (x.judge(snapshot(waiting, views[1]), 101.0) for x in (law, again))
+    then, now = (x.judge(snapshot(waiting, views[1]), 101.0) for x in (strategy, again))
     assert {id: score.share for id, score in now.items()} == {id: score.share for id, score in then.items()}

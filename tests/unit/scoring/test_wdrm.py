@@ -16,13 +16,13 @@ from trimtab.scoring.wdrm import project
 Ttft = Callable[[Sequence[float]], Sequence[float | None]]
 
 
-def run(law: Wdrm, ttft: Ttft, count: int, steps: int, *, start: float = 1000.0) -> list[list[float]]:
+def run(strategy: Wdrm, ttft: Ttft, count: int, steps: int, *, start: float = 1000.0) -> list[list[float]]:
     """The weights after each step, in a pool whose first tokens follow from the weights."""
     ids = [EndpointId(f"10.0.0.{number}:8000") for number in range(count)]
     weights, now, path = [1.0 / count] * count, start, []
     for _ in range(steps):
         views = [EndpointView(id, id.address, None, ttft_s=seen) for id, seen in zip(ids, ttft(weights), strict=True)]
-        weights = [score.share for score in law.judge(PoolSnapshot("pool", now, tuple(views)), now).values()]
+        weights = [score.share for score in strategy.judge(PoolSnapshot("pool", now, tuple(views)), now).values()]
         path.append(weights)
         now += 2.0
     return path
@@ -50,8 +50,8 @@ def optimum(bases: Sequence[float], slopes: Sequence[float]) -> list[float]:
 @given(st.floats(0.01, 10), st.floats(0.501, 1))
 def test_the_steps_have_an_endless_sum_and_their_squares_a_finite_one(first: float, decay: float) -> None:
     """Compared with the integrals of k^-decay and k^-2·decay, which decide over both sums."""
-    law = Wdrm(WdrmPolicy(first_step=first, decay=decay))
-    sizes = [law.step_size(k) for k in range(1, 2001)]
+    strategy = Wdrm(WdrmPolicy(first_step=first, decay=decay))
+    sizes = [strategy.step_size(k) for k in range(1, 2001)]
     assert all(later < earlier for earlier, later in pairwise(sizes))
     total, squares, n = 0.0, 0.0, len(sizes)
     for size in sizes:
@@ -108,8 +108,8 @@ def test_with_too_small_a_pull_it_is_bounded_and_its_steps_shrink(pull: float, f
         most = list(weights).index(max(weights))
         return [40.0 if number == most else 0.01 for number in range(len(weights))]
 
-    law = Wdrm(WdrmPolicy(pull=pull, first_step=first_step))
-    path = run(law, spiteful, 4, 400)
+    strategy = Wdrm(WdrmPolicy(pull=pull, first_step=first_step))
+    path = run(strategy, spiteful, 4, 400)
     for weights in path:
         assert all(0 <= weight <= 1 for weight in weights)
         assert sum(weights) == pytest.approx(1)
@@ -119,9 +119,9 @@ def test_with_too_small_a_pull_it_is_bounded_and_its_steps_shrink(pull: float, f
 
 
 def test_a_pool_that_changes_is_followed() -> None:
-    law = Wdrm(WdrmPolicy())
-    before = run(law, rising([0.2, 0.8], [1, 1]), 2, 300)[-1]
-    after = run(law, rising([4.0, 0.2], [1, 1]), 2, 60, start=2000.0)[-1]
+    strategy = Wdrm(WdrmPolicy())
+    before = run(strategy, rising([0.2, 0.8], [1, 1]), 2, 300)[-1]
+    after = run(strategy, rising([4.0, 0.2], [1, 1]), 2, 60, start=2000.0)[-1]
     assert before[0] == pytest.approx(0.65, abs=0.02)
     assert after[0] < 0.2
 
@@ -134,12 +134,12 @@ def test_what_is_not_known_keeps_its_weight() -> None:
 
 
 def test_who_comes_gets_its_capacity_and_who_leaves_leaves_it_to_the_others() -> None:
-    law = Wdrm(WdrmPolicy())
-    two = run(law, rising([0.2, 0.8], [1, 1]), 2, 300)[-1]
-    three = run(law, rising([0.2, 0.8, 0.2], [1, 1, 1]), 3, 1, start=1599.0)[-1]
+    strategy = Wdrm(WdrmPolicy())
+    two = run(strategy, rising([0.2, 0.8], [1, 1]), 2, 300)[-1]
+    three = run(strategy, rising([0.2, 0.8, 0.2], [1, 1, 1]), 3, 1, start=1599.0)[-1]
     assert three[2] == pytest.approx(1 / 3)
     assert three[0] / three[1] == pytest.approx(two[0] / two[1])
-    again = run(law, rising([0.2, 0.8], [1, 1]), 2, 1, start=1599.5)[-1]
+    again = run(strategy, rising([0.2, 0.8], [1, 1]), 2, 1, start=1599.5)[-1]
     assert again == pytest.approx(two)
 
 

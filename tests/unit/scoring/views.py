@@ -13,7 +13,7 @@ from trimtab.observation.kinds import Signals
 _seconds = st.floats(0, 120)
 _shares = st.floats(0, 1)
 
-# What a law may be shown, by a name, with its values from good to bad and how it is put in its place.
+# What a strategy may be shown, by a name, with its values from good to bad and how it is put in its place.
 Put = Callable[[EndpointView, Any], EndpointView]
 
 
@@ -83,7 +83,7 @@ def _pool(seed: int, least: int) -> PoolSnapshot:
 def pools(least: int = 1) -> st.SearchStrategy[PoolSnapshot]:
     """Pools of up to four endpoints, of which some, but not all, are held back.
 
-    Each comes from a seed: drawn field by field, the pools would take longer than the laws.
+    Each comes from a seed: drawn field by field, the pools would take longer than the strategies.
     """
     return st.integers(0, 2**32).map(lambda seed: _pool(seed, least))
 

@@ -108,7 +108,7 @@ async def test_ending_in_mid_stream(engine: EngineServer, http: aiohttp.ClientSe
     assert words.token(words.key_of("hello"), 2) in text.split("\n\n")[-2]
     assert '"finish_reason":null' in text.split("\n\n")[-2]
     assert "[DONE]" not in text
-    assert (last(engine)["how"], last(engine)["tokens"]) == ("cut_short", 3)
+    assert (last(engine)["how"], last(engine)["tokens"]) == ("truncated", 3)
     await until(lambda: engine.engine.running == 0)
     assert (await ask(http))[0] == 200
 
@@ -180,7 +180,7 @@ async def test_an_answer_without_output(
         assert response.headers["content-length"] == str(len(text))
     assert response.headers.get("location") == (f"{path}/" if answer == "redirect" else None)
     attempt = last(engine)
-    assert (attempt["fault"], attempt["status"], attempt["how"]) == ("no_output", status, "cut_short")
+    assert (attempt["fault"], attempt["status"], attempt["how"]) == ("no_output", status, "truncated")
     assert (attempt["streamed"], attempt["tokens"], attempt["first_token_at"]) == (stream, 0, None)
     assert engine.engine.generated_tokens == 0
     await put(http, kind="none")

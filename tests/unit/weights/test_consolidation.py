@@ -29,41 +29,41 @@ def use(it: Scene, a: float | None, b: float | None, c: float | None, *, after_s
     return [endpoint.state for endpoint in it.step().endpoints]
 
 
-UP, PARKED = State.UP, State.PARKED
+UP, CONSOLIDATED = State.UP, State.CONSOLIDATED
 
 
-@mark.parametrize("law", ["health", "predicted_ttft"])
-def test_the_least_used_is_parked_one_at_a_time_and_keeps_its_floor(law: str) -> None:
-    it = scene(scoring={"law": law})
-    assert use(it, 0.1, 0.05, 0.15) == [UP, PARKED, UP]
+@mark.parametrize("strategy", ["health", "predicted_ttft"])
+def test_the_least_used_is_parked_one_at_a_time_and_keeps_its_floor(strategy: str) -> None:
+    it = scene(scoring={"strategy": strategy})
+    assert use(it, 0.1, 0.05, 0.15) == [UP, CONSOLIDATED, UP]
     assert it.at(B).takes_work and 0 < it.at(B).share <= 0.011
-    assert it.at(B).reason == "parked: use of all endpoints is below 0.2"
-    assert use(it, 0.1, 0.0, 0.15, after_s=DWELL_S - 2) == [UP, PARKED, UP]
-    assert use(it, 0.1, 0.0, 0.15, after_s=3) == [PARKED, PARKED, UP]
-    assert can_take(it.decision, spill_below=1) == 1, "fallbacks get nothing of it"
-    assert use(it, 0.0, 0.0, 0.19, after_s=2 * DWELL_S) == [PARKED, PARKED, UP]
+    assert it.at(B).reason == "consolidated: use of all endpoints is below 0.2"
+    assert use(it, 0.1, 0.0, 0.15, after_s=DWELL_S - 2) == [UP, CONSOLIDATED, UP]
+    assert use(it, 0.1, 0.0, 0.15, after_s=3) == [CONSOLIDATED, CONSOLIDATED, UP]
+    assert can_take(it.decision, failover_below=1) == 1, "fallbacks get nothing of it"
+    assert use(it, 0.0, 0.0, 0.19, after_s=2 * DWELL_S) == [CONSOLIDATED, CONSOLIDATED, UP]
     assert it.at(C).share > 0.9
 
 
 def test_between_the_threshold_and_until_nothing_changes() -> None:
     it = scene()
     use(it, 0.1, 0.05, 0.15)
-    assert use(it, 0.3, 0.0, 0.15, after_s=2 * DWELL_S) == [UP, PARKED, UP]
+    assert use(it, 0.3, 0.0, 0.15, after_s=2 * DWELL_S) == [UP, CONSOLIDATED, UP]
 
 
-def test_all_are_given_back_at_once_and_without_a_ramp_and_rest_before_it_begins_anew() -> None:
+def test_all_are_given_back_at_once_and_without_a_slow_start_and_rest_before_it_begins_anew() -> None:
     it = scene()
     use(it, 0.1, 0.05, 0.15)
     assert use(it, 0.7, 0.0, 0.15) == [UP, UP, UP]
     assert it.at(B).share > 0.3
     assert use(it, 0.1, 0.0, 0.15, after_s=DWELL_S - 2) == [UP, UP, UP]
-    assert use(it, 0.1, 0.0, 0.15, after_s=3) == [UP, PARKED, UP]
+    assert use(it, 0.1, 0.0, 0.15, after_s=3) == [UP, CONSOLIDATED, UP]
 
 
 def test_unknown_parks_nobody_and_gives_back() -> None:
     it = scene()
     assert use(it, 0.1, None, 0.1) == [UP, UP, UP]
-    assert use(it, 0.1, 0.0, 0.1) == [UP, PARKED, UP]
+    assert use(it, 0.1, 0.0, 0.1) == [UP, CONSOLIDATED, UP]
     assert use(it, None, 0.0, 0.1) == [UP, UP, UP]
 
 
@@ -98,6 +98,6 @@ def test_one_always_works(steps: list[tuple[float | None, float | None, float | 
             it.see(rejected(it.now, A))
         states = use(it, a, b, c, after_s=after_s)
         assert sum(endpoint.share for endpoint in it.step().endpoints) > 0.999
-        if PARKED in states:
-            assert set(states) <= {UP, State.RAMPING, PARKED}
-            assert states.count(PARKED) < 3
+        if CONSOLIDATED in states:
+            assert set(states) <= {UP, State.SLOW_START, CONSOLIDATED}
+            assert states.count(CONSOLIDATED) < 3

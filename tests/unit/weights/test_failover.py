@@ -5,22 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.scene import A, B, C, Scene, failed, rejected
-from trimtab.weights.failover import Spill, can_take, last_resort, takes_over, wants_tries
+from trimtab.weights.failover import Failover, can_take, last_resort, takes_over, wants_exploration
 
 PARTS = st.floats(0, 1)
 
 
 def test_a_pool_that_is_in_keeps_its_work() -> None:
-    assert Spill().split(0.0, 1.0, [1.0], tries=False, rise_per_s=0.15) == (1.0, 0.0)
+    assert Failover().split(0.0, 1.0, [1.0], tries=False, rise_per_s=0.15) == (1.0, 0.0)
 
 
 def test_the_first_that_can_takes_over_and_each_passes_on_what_it_cannot() -> None:
-    assert Spill().split(0.0, 0.0, [0.0, 1.0, 1.0], tries=False, rise_per_s=0.15) == (0.0, 0.0, 1.0, 0.0)
-    assert Spill().split(0.0, 0.5, [0.6, 1.0], tries=False, rise_per_s=0.15) == pytest.approx((0.5, 0.3, 0.2))
+    assert Failover().split(0.0, 0.0, [0.0, 1.0, 1.0], tries=False, rise_per_s=0.15) == (0.0, 0.0, 1.0, 0.0)
+    assert Failover().split(0.0, 0.5, [0.6, 1.0], tries=False, rise_per_s=0.15) == pytest.approx((0.5, 0.3, 0.2))
 
 
 def test_if_no_fallback_can_the_pool_keeps_all() -> None:
-    assert Spill().split(0.0, 0.0, [0.0], tries=False, rise_per_s=0.15) == (1.0, 0.0)
+    assert Failover().split(0.0, 0.0, [0.0], tries=False, rise_per_s=0.15) == (1.0, 0.0)
 
 
 def test_a_pool_of_the_dead_leaves_its_work_to_one_that_is_merely_full() -> None:
@@ -35,7 +35,7 @@ def test_a_pool_of_the_dead_leaves_its_work_to_one_that_is_merely_full() -> None
         decisions = [pool.step() if pool else None for pool in pools]
         takes = [can_take(decision, 0) for decision in decisions]
         to = last_resort(decisions)
-        return Spill().split(0.0, takes[0], takes[1:], tries=False, rise_per_s=0.15, last_resort=to)
+        return Failover().split(0.0, takes[0], takes[1:], tries=False, rise_per_s=0.15, last_resort=to)
 
     assert split(dead, full) == split(dead, None, full)[::2] == (0.0, 1.0)
     assert split(full, full) == split(full, dead) == (1.0, 0.0)
@@ -44,10 +44,10 @@ def test_a_pool_of_the_dead_leaves_its_work_to_one_that_is_merely_full() -> None
 
 
 def test_it_falls_at_once_and_comes_back_slowly() -> None:
-    spill = Spill()
+    failover = Failover()
 
     def keeps(now: float, can: float) -> float:
-        return spill.split(now, can, [1.0], tries=False, rise_per_s=0.1)[0]
+        return failover.split(now, can, [1.0], tries=False, rise_per_s=0.1)[0]
 
     assert [keeps(0, 1), keeps(1, 0), keeps(2, 1), keeps(3, 1)] == pytest.approx([1, 0, 0.1, 0.2])
     assert [keeps(4, 0.05), keeps(9, 1), keeps(15, 1)] == pytest.approx([0.05, 0.55, 1])
@@ -55,14 +55,14 @@ def test_it_falls_at_once_and_comes_back_slowly() -> None:
 
 
 def test_a_try_needs_a_request() -> None:
-    assert Spill().split(0.0, 0.0, [1.0], tries=True, rise_per_s=0.1) == pytest.approx((0.02, 0.98))
+    assert Failover().split(0.0, 0.0, [1.0], tries=True, rise_per_s=0.1) == pytest.approx((0.02, 0.98))
 
 
 @given(st.lists(st.tuples(PARTS, st.lists(PARTS, min_size=2, max_size=2), st.booleans()), min_size=1))
 def test_nothing_is_lost(steps: list[tuple[float, list[float], bool]]) -> None:
-    spill = Spill()
+    failover = Failover()
     for now, (keeps, fallbacks, tries) in enumerate(steps):
-        parts = spill.split(now, keeps, fallbacks, tries=tries, rise_per_s=0.15)
+        parts = failover.split(now, keeps, fallbacks, tries=tries, rise_per_s=0.15)
         assert sum(parts) == pytest.approx(1.0)
         assert all(0 <= part <= 1 + 1e-9 for part in parts)
 
@@ -82,9 +82,9 @@ def test_what_a_pool_can_take_is_its_capacity_that_is_in() -> None:
 def test_an_endpoint_that_is_half_open_wants_a_try() -> None:
     scene = Scene([A])
     scene.see(*(failed(1000.0, request=f"f{i}") for i in range(3)))
-    assert not wants_tries(scene.step())
+    assert not wants_exploration(scene.step())
     scene.run(1030.5)
-    assert wants_tries(scene.step()) and can_take(scene.step(), 0) == 0.0
+    assert wants_exploration(scene.step()) and can_take(scene.step(), 0) == 0.0
 
 
 def test_a_fallback_that_is_half_open_gets_tries_though_another_could_take_all() -> None:
@@ -94,7 +94,7 @@ def test_a_fallback_that_is_half_open_gets_tries_though_another_could_take_all()
     assert takes_over(spare.step(), 0) == takes_over(None, 0) == 0.0
     spare.run(1030.5)
     takes = [takes_over(spare.step(), 0), 1.0]
-    assert Spill().split(0.0, 0.0, takes, tries=False, rise_per_s=0.1) == pytest.approx((0.0, 0.02, 0.98))
+    assert Failover().split(0.0, 0.0, takes, tries=False, rise_per_s=0.1) == pytest.approx((0.0, 0.02, 0.98))
 
 
 def test_an_endpoint_without_a_capacity_counts_as_the_mean_of_the_others() -> None:

@@ -11,24 +11,24 @@ from tests.unit.scene import A, B, C, Scene, answered, ended, failed, read, reje
 from trimtab.health.breaker import Breaker, BreakerState
 from trimtab.health.cooldown import CoolDown
 from trimtab.observation.kinds import Outcome, Verdict
-from trimtab.policy.model import Shaping
+from trimtab.policy.model import Weighting
 from trimtab.pool import State
 from trimtab.weights.integers import floored, jittered, moved, to_weight
 
 
 class TestCoolDown:
-    numbers = Shaping()
+    config = Weighting()
 
-    def refuse(self, *events: tuple[float, float | None], **numbers: float) -> CoolDown:
+    def refuse(self, *events: tuple[float, float | None], **config: float) -> CoolDown:
         cool_down = CoolDown()
         for at, hint in events:
-            cool_down.refused(at, hint, Shaping(**numbers), Random(7))
+            cool_down.refused(at, hint, Weighting(**config), Random(7))
         return cool_down
 
     @given(st.integers(0, 1000))
     def test_the_first_is_drawn_between_its_bounds(self, seed: int) -> None:
         cool_down = CoolDown()
-        cool_down.refused(100.0, None, self.numbers, Random(seed))
+        cool_down.refused(100.0, None, self.config, Random(seed))
         assert 103.0 <= cool_down.until <= 105.0
 
     def test_many_refusals_inside_one_are_one_event(self) -> None:
@@ -40,7 +40,7 @@ class TestCoolDown:
         cool_down, at = CoolDown(), 100.0
         lengths = []
         for _ in range(8):
-            cool_down.refused(at, None, self.numbers, Random(7))
+            cool_down.refused(at, None, self.config, Random(7))
             lengths.append(cool_down.until - at)
             at = cool_down.until + 59.0
         assert [later / earlier for earlier, later in pairwise(lengths[:4])] == pytest.approx([2] * 3)
@@ -66,28 +66,28 @@ class TestCoolDown:
     def test_growth_has_no_end_but_the_cap(self) -> None:
         cool_down = CoolDown()
         for i in range(2000):
-            cool_down.refused(100.0 + i * 61.0, None, Shaping(cool_down_growth=10), Random(1))
+            cool_down.refused(100.0 + i * 61.0, None, Weighting(cool_down_growth=10), Random(1))
         assert cool_down.until == pytest.approx(100.0 + 1999 * 61.0 + 60.0)
 
 
 class TestBreaker:
-    numbers = Shaping(breaker_failures=3, breaker_open_s=30)
+    config = Weighting(breaker_failures=3, breaker_open_s=30)
 
     def opened(self) -> Breaker:
         breaker = Breaker()
         for i in range(3):
-            breaker.failed(100.0 + i, 100.0 + i, self.numbers)
+            breaker.failed(100.0 + i, 100.0 + i, self.config)
         return breaker
 
     def test_it_opens_at_failures_in_a_row(self) -> None:
         breaker = Breaker()
         for at in (1.0, 2.0):
-            breaker.failed(at, at, self.numbers)
+            breaker.failed(at, at, self.config)
         breaker.succeeded(2.5, 2.5, generated=True)
         for at in (3.0, 4.0):
-            breaker.failed(at, at, self.numbers)
+            breaker.failed(at, at, self.config)
         assert breaker.state(4.0) is BreakerState.CLOSED
-        breaker.failed(5.0, 5.0, self.numbers)
+        breaker.failed(5.0, 5.0, self.config)
         assert breaker.state(5.0) is BreakerState.OPEN
         assert breaker.state(35.0) is BreakerState.HALF_OPEN
 
@@ -96,46 +96,46 @@ class TestBreaker:
         breaker.succeeded(132.5, 132.5, generated=True)
         assert breaker.state(133.0) is BreakerState.CLOSED
         breaker = self.opened()
-        breaker.failed(133.0, 132.5, self.numbers)
+        breaker.failed(133.0, 132.5, self.config)
         assert breaker.state(133.0) is BreakerState.OPEN
 
     def test_each_time_it_opens_again_it_is_open_for_longer(self) -> None:
         breaker, lengths = self.opened(), []
         for _ in range(6):
             lengths.append(breaker.until - breaker.opened_at)
-            breaker.failed(breaker.until + 1, breaker.until + 0.5, self.numbers)
+            breaker.failed(breaker.until + 1, breaker.until + 0.5, self.config)
         assert lengths == [30, 60, 120, 240, 240, 240]
         breaker.succeeded(breaker.until + 1, breaker.until + 1, generated=True)
         for i in range(3):
-            breaker.failed(5000.0 + i, 5000.0 + i, self.numbers)
+            breaker.failed(5000.0 + i, 5000.0 + i, self.config)
         assert breaker.until - breaker.opened_at == 30, "once closed it begins anew"
 
     def test_what_was_sent_before_it_opened_decides_nothing(self) -> None:
         breaker = self.opened()
         breaker.succeeded(103.0, 99.0, generated=True)
-        breaker.spoke(101.9)
+        breaker.token_seen(101.9)
         assert breaker.state(110.0) is BreakerState.OPEN
-        breaker.failed(133.0, 99.0, self.numbers)
+        breaker.failed(133.0, 99.0, self.config)
         assert breaker.state(133.0) is BreakerState.HALF_OPEN
 
     def test_after_deaths_in_mid_answer_only_a_whole_answer_closes_it(self) -> None:
         breaker = Breaker()
         for at in (100.0, 101.0, 102.0):
-            breaker.failed(at, at - 1, self.numbers, mid_answer=True)
-        breaker.spoke(132.5)
+            breaker.failed(at, at - 1, self.config, mid_answer=True)
+        breaker.token_seen(132.5)
         assert breaker.state(133.0) is BreakerState.HALF_OPEN
-        breaker.failed(133.0, 132.5, self.numbers, mid_answer=True)
+        breaker.failed(133.0, 132.5, self.config, mid_answer=True)
         assert breaker.until - breaker.opened_at == 60
         breaker.succeeded(195.0, 194.0, generated=True)
         assert breaker.state(195.0) is BreakerState.CLOSED
 
     def test_a_first_token_closes_it_but_takes_back_no_failure(self) -> None:
         breaker = self.opened()
-        breaker.spoke(132.5)
+        breaker.token_seen(132.5)
         assert breaker.state(133.0) is BreakerState.CLOSED
         for at in (140.0, 150.0, 160.0):  # it dies in the middle of every answer
-            breaker.spoke(at)
-            breaker.failed(at + 1, at, self.numbers)
+            breaker.token_seen(at)
+            breaker.failed(at + 1, at, self.config)
         assert breaker.state(161.0) is BreakerState.OPEN
 
 
@@ -178,10 +178,10 @@ class TestSaturation:
         assert until is not None and 1003.1 <= until <= 1005.1
         scene.run(until - 0.001)
         assert not scene.at().takes_work
-        shaped = [d.endpoints[0].shaped_score for d in scene.run(until + 8.0, 0.1)]
+        effective = [d.endpoints[0].effective_score for d in scene.run(until + 8.0, 0.1)]
         assert scene.at().state == State.UP
-        assert all(later - earlier <= 1.5 + 1e-6 for earlier, later in pairwise(shaped))
-        assert shaped[0] < 1.5, "it begins from nothing"
+        assert all(later - earlier <= 1.5 + 1e-6 for earlier, later in pairwise(effective))
+        assert effective[0] < 1.5, "it begins from nothing"
 
     def test_an_endpoint_that_stays_saturated_gets_under_a_hundredth_of_the_work(self) -> None:
         """It refuses fast, whatever it is sent: what it gets is what is refused at the start of each ramp."""
@@ -218,7 +218,7 @@ class TestSaturation:
         assert (scene.at().state, scene.at().takes_work, scene.at().until) == (State.DRAINING, False, 1060.1)
         scene.see(read(1001.0, process_start=1000.5))
         scene.step()
-        assert (scene.at().state, scene.at().takes_work) == (State.RAMPING, True)
+        assert (scene.at().state, scene.at().takes_work) == (State.SLOW_START, True)
 
 
 class TestFailures:
@@ -237,9 +237,9 @@ class TestFailures:
         scene.run(1031.5)
         scene.see(started(1031.0, request="try"), token(1031.5, request="try"))
         scene.step()
-        assert (scene.at().state, scene.at().shaped_score) == (State.RAMPING, 0.0)
+        assert (scene.at().state, scene.at().effective_score) == (State.SLOW_START, 0.0)
         scene.step(1033.5)
-        assert scene.at().shaped_score == pytest.approx(30.0)
+        assert scene.at().effective_score == pytest.approx(30.0)
 
     def test_it_opens_again_for_longer_when_the_try_fails(self) -> None:
         scene = Scene([A, B])
@@ -255,7 +255,7 @@ class TestFailures:
         for i in range(10):
             scene.see(rejected(1000.0 + i * 0.01, request=f"q{i}", verdict=between))
         scene.run(1010.0)
-        assert scene.at().state in (State.UP, State.RAMPING)
+        assert scene.at().state in (State.UP, State.SLOW_START)
         scene.see(failed(1010.0, request="f1"), failed(1010.1, request="f2"), rejected(1010.2, verdict=between))
         scene.see(failed(1010.3, request="f3"))
         scene.step()
@@ -276,7 +276,7 @@ class TestFailures:
         scene.run(1030.0)
         scene.see(started(1031.0, request="try", prompt=None), token(1031.5, request="try"))
         scene.step()
-        assert scene.at().state == State.RAMPING
+        assert scene.at().state == State.SLOW_START
 
     def test_each_hold_has_its_own_reason(self) -> None:
         scene = Scene([A, B])
@@ -315,13 +315,13 @@ class TestKvRule:
             states.append(scene.at().takes_work)
         assert states == [False] * 5 + [True] * 2
 
-    def test_it_comes_back_without_a_ramp(self) -> None:
+    def test_it_comes_back_without_a_slow_start(self) -> None:
         scene = Scene([A, B])
         scene.see(read(1000.0, A, kv_usage=0.9), read(1000.0, B, kv_usage=0.1))
         scene.step()
         scene.see(read(1001.0, A, kv_usage=0.5), read(1001.0, B, kv_usage=0.1))
         scene.step()
-        assert scene.at().shaped_score == pytest.approx(100.0)
+        assert scene.at().effective_score == pytest.approx(100.0)
 
     def test_a_stale_reading_is_not_full(self) -> None:
         scene = Scene([A, B])
@@ -338,7 +338,7 @@ class TestAllOut:
         scene.see(*(rejected(1000.0, address) for address in (A, B, C)))
         decision = scene.step()
         assert [e.weight for e in decision.endpoints] == [6667, 2667, 667]
-        assert all(e.takes_work and e.state == State.ALL_OUT for e in decision.endpoints)
+        assert all(e.takes_work and e.state == State.PANIC for e in decision.endpoints)
         assert scene.at().reason.startswith("all endpoints are out, so it is in; cooling: ")
 
     def test_less_to_those_that_will_be_out_for_longer(self) -> None:
@@ -354,7 +354,7 @@ class TestAllOut:
         scene.see(rejected(1000.0, B), rejected(1000.0, C))
         scene.step()
         assert (scene.at(A).state, scene.at(A).takes_work) == (State.OPEN, False)
-        assert (scene.at(B).state, scene.at(B).share) == (State.ALL_OUT, 0.5)
+        assert (scene.at(B).state, scene.at(B).share) == (State.PANIC, 0.5)
 
     def test_what_may_be_dead_is_tried_once_nothing_else_is_left(self) -> None:
         scene = Scene([A, B])
@@ -362,7 +362,7 @@ class TestAllOut:
         scene.step()
         scene.see(*(unreachable(1001.0, B, f"v{i}") for i in range(3)))
         scene.step(1001.0)
-        assert [scene.at(address).state for address in (A, B)] == [State.ALL_OUT] * 2
+        assert [scene.at(address).state for address in (A, B)] == [State.PANIC] * 2
 
     def test_the_first_to_come_back_takes_over_from_those_that_go_on_refusing(self) -> None:
         scene = Scene([A, B])
@@ -375,11 +375,11 @@ class TestAllOut:
             shares.append(scene.at(B).share)
         assert all(later < earlier for earlier, later in pairwise(shares[:5]))
         assert (scene.at(A).share, scene.at(B).takes_work) == (1.0, False)
-        assert scene.at(A).state == State.RAMPING
+        assert scene.at(A).state == State.SLOW_START
 
     def test_the_first_to_come_back_is_not_flooded(self) -> None:
         """It would be full at once, and all would be out again."""
-        scene = Scene({A: 10, B: 10, C: 10}, scoring={"law": "predicted_ttft"})
+        scene = Scene({A: 10, B: 10, C: 10}, scoring={"strategy": "predicted_ttft"})
         scene.see(*(rejected(1000.0, address, retry_after_s=3 + i) for i, address in enumerate((A, B, C))))
         for decision in [scene.step(), *scene.run(1020.0)]:
             assert all(0.1 < e.share < 0.7 for e in decision.endpoints)
@@ -394,14 +394,14 @@ class TestAllOut:
         shares = [scene.step(scene.now + 0.25).endpoints[0].share for _ in range(40)]
         assert shares[0] < 0.05
         assert 0.33 < max(shares) < 0.6, "more than those of which nothing good is known, but not all"
-        assert {scene.at(address).state for address in (B, C)} == {State.ALL_OUT}
+        assert {scene.at(address).state for address in (B, C)} == {State.PANIC}
         assert "all endpoints were out, so it keeps 100% of its work; open: status 500" in scene.at(B).reason
 
     def test_after_a_restart_the_first_to_come_back_is_not_flooded_either(self) -> None:
         scene = Scene([A, B])
         scene.see(rejected(1000.0, A), rejected(1000.0, B, retry_after_s=50.0))
         scene.run(1006.0)
-        again = Scene([A, B], now=1006.0, memory=scene.controller.remember(1006.0))
+        again = Scene([A, B], now=1006.0, memory=scene.controller.dump(1006.0))
         again.step()
         assert again.at(B).share == pytest.approx(scene.at(B).share, abs=0.01)
 
@@ -419,7 +419,7 @@ class TestAllOut:
         scene.see(rejected(1031.0, B))
         scene.step()
         assert (scene.at(A).state, scene.at(A).share) == (State.HALF_OPEN, 0.5)
-        assert (scene.at(B).state, scene.at(B).share) == (State.ALL_OUT, 0.5)
+        assert (scene.at(B).state, scene.at(B).share) == (State.PANIC, 0.5)
 
     def test_an_answer_while_all_are_out_closes_a_breaker(self) -> None:
         scene = Scene([A])
@@ -427,7 +427,7 @@ class TestAllOut:
         scene.step()
         scene.see(*answered(1001.0, 0.1, request="good"))
         scene.step()
-        assert scene.at().state == State.RAMPING
+        assert scene.at().state == State.SLOW_START
 
 
 class TestManyDead:
@@ -448,7 +448,7 @@ class TestRamp:
     def test_a_pool_that_starts_as_a_whole_starts_in_full(self) -> None:
         scene = Scene([A, B])
         decision = scene.step()
-        assert all((e.state, e.shaped_score) == (State.UP, 100.0) for e in decision.endpoints)
+        assert all((e.state, e.effective_score) == (State.UP, 100.0) for e in decision.endpoints)
 
     def test_a_new_endpoint_begins_at_a_moderate_score(self) -> None:
         scene = Scene([A, B])
@@ -456,7 +456,7 @@ class TestRamp:
         scene.now = 1010.0
         scene.set_endpoints(A, B, C)
         scene.step()
-        assert scene.at(C).shaped_score == 30.0
+        assert scene.at(C).effective_score == 30.0
         assert scene.at(C).share == pytest.approx(30 / 230)
         assert scene.at(A).state == State.UP
         scene.run(1015.0)
@@ -466,19 +466,19 @@ class TestRamp:
         scene = Scene([A, B])
         scene.see(read(1000.0, waiting=30, kv_usage=0.2))
         scene.step()
-        assert scene.at().shaped_score == 75.0
+        assert scene.at().effective_score == 75.0
         scene.see(read(1001.0, waiting=0, kv_usage=0.2))
         scene.step()
-        assert (scene.at().shaped_score, scene.at().state) == (90.0, State.RAMPING)
-        assert scene.at().reason == "ramping: 90 of 100 points, 0.7 s left"
+        assert (scene.at().effective_score, scene.at().state) == (90.0, State.SLOW_START)
+        assert scene.at().reason == "slow-start: 90 of 100 points, 0.7 s left"
 
     def test_a_clock_that_steps_back_raises_nothing(self) -> None:
         scene = Scene([A, B])
         scene.see(rejected(1000.0))
         scene.run(1006.0)
-        before = scene.at().shaped_score
+        before = scene.at().effective_score
         scene.step(900.0)
-        assert scene.at().shaped_score <= before
+        assert scene.at().effective_score <= before
 
 
 class TestHysteresis:
@@ -505,7 +505,7 @@ class TestHysteresis:
         assert 1 <= pushes <= 5
 
     def test_an_endpoint_that_goes_out_or_comes_in_is_always_pushed(self) -> None:
-        scene = Scene({A: 10_000, B: 1}, shaping={"floor_share": 0, "hysteresis": 1})
+        scene = Scene({A: 10_000, B: 1}, weighting={"floor_share": 0, "hysteresis": 1})
         scene.step()
         scene.see(rejected(1000.0, B))
         assert scene.step().changed
@@ -537,14 +537,14 @@ class TestHysteresis:
         assert decision.changed and decision.endpoints == ()
 
     def test_without_hysteresis_every_change_is_pushed(self) -> None:
-        scene = Scene([A, B], shaping={"hysteresis": 0})
+        scene = Scene([A, B], weighting={"hysteresis": 0})
         scene.step()
         scene.see(read(1000.1, A, waiting=0.2, kv_usage=0.0), read(1000.1, B, waiting=0, kv_usage=0.0))
         assert scene.step().changed
 
 
 def test_the_floor_keeps_the_worst_endpoint_observed_but_does_not_load_a_weak_one() -> None:
-    scene = Scene({A: 1000, B: 1000, C: 1}, shaping={"floor_share": 0.1})
+    scene = Scene({A: 1000, B: 1000, C: 1}, weighting={"floor_share": 0.1})
     scene.see(*(failed(1000.0 + i, C, request=f"f{i}") for i in range(2)))
     scene.step()
     assert scene.at(C).share == pytest.approx(0.5 / 2001)

@@ -18,7 +18,7 @@ def endpoint(address: str, name: str, **changes: Any) -> EndpointDecision:
         score=80,
         breakdown={},
         prediction_error=None,
-        shaped_score=80,
+        effective_score=80,
         share=0.5,
         weight=500,
         takes_work=True,

@@ -8,18 +8,18 @@ import sys
 
 import grpc
 
-from trimtab.v1.feedback_pb2_grpc import add_FeedbackServicer_to_server
-from xds_server.observation_stream import FeedbackService
+from trimtab.v1.observation_stream_pb2_grpc import add_ObservationStreamServicer_to_server
+from xds_server.observation_stream import ObservationStreamService
 
 
 async def main(target: str) -> None:
-    service = FeedbackService(
+    service = ObservationStreamService(
         lambda observations: print(*(o.request_id for o in observations), flush=True),
-        lambda observer, cpu_seconds, watched, dropped, faults, gated: None,
-        lambda observer: None,
+        lambda worker, cpu_seconds, watched, dropped, faults, gated: None,
+        lambda worker: None,
     )
     server = grpc.aio.server()
-    add_FeedbackServicer_to_server(service, server)
+    add_ObservationStreamServicer_to_server(service, server)
     server.add_insecure_port(target)
     await server.start()
     print("listening", flush=True)

@@ -83,12 +83,12 @@ async def test_a_hold_is_kept_at_once(tmp_path: Path) -> None:
         await until(lambda: kept() is False, 3)
 
 
-async def test_a_pool_that_is_out_is_served_by_its_fallbacks_and_comes_back_over_the_ramp(tmp_path: Path) -> None:
+async def test_a_pool_that_is_out_is_served_by_its_fallbacks_and_comes_back_over_the_slow_start(tmp_path: Path) -> None:
     content = policy(state_file=None)
     other = {"name": "spare", "models": ["spare"], "endpoints": [{"address": "127.0.0.1:11"}]}
     cache = f"127.0.0.1:{free_port()}"  # where nobody listens
     chat = content["pools"][0] | {
-        "shaping": {"cool_down_min_s": 0.5, "cool_down_max_s": 0.5, "ramp_points_per_s": 100},
+        "weighting": {"cool_down_min_s": 0.5, "cool_down_max_s": 0.5, "slow_start_points_per_s": 100},
         "fallbacks": [{"pool": "spare"}, {"address": cache}, {"answer": {"message": "Come again."}}],
     }
     content["pools"] = [other, chat]
@@ -141,7 +141,7 @@ async def test_retries_of_a_gated_pool_are_limited_while_one_endpoint_takes_work
 
     monkeypatch.setattr("xds_server.control_plane.runtime_resource", note)
     content = policy(state_file=None)
-    chat = content["pools"][0] | {"shaping": {"cool_down_min_s": 0.5, "cool_down_max_s": 0.5}}
+    chat = content["pools"][0] | {"weighting": {"cool_down_min_s": 0.5, "cool_down_max_s": 0.5}}
     content["pools"] = [chat | {"gate": {"enabled": True}}]
     limited = {"circuit_breakers.chat.default.max_retries": 1}
     async with running(tmp_path / "policy.yaml", content) as plane:
@@ -160,7 +160,7 @@ async def test_envoy_is_to_pass_over_nobody_while_all_are_out(tmp_path: Path, mo
 
     monkeypatch.setattr("xds_server.control_plane.build_assignment", note)
     content = policy(state_file=None)
-    content["pools"][0]["shaping"] = {"breaker_failures": 1}
+    content["pools"][0]["weighting"] = {"breaker_failures": 1}
     async with running(tmp_path / "policy.yaml", content) as plane:
 
         def fail(port: int) -> None:
@@ -172,7 +172,7 @@ async def test_envoy_is_to_pass_over_nobody_while_all_are_out(tmp_path: Path, mo
         await until(lambda: sent[-1] == {9: True, 10: False})
         fail(10)
         await until(lambda: sent[-1] == {9: True, 10: True})
-        assert {one.state for one in plane.decisions["chat"].endpoints} == {State.ALL_OUT}
+        assert {one.state for one in plane.decisions["chat"].endpoints} == {State.PANIC}
         now, of = time.time(), ("chat", "127.0.0.1:9", "s")
         plane.observe([AttemptStarted(now, *of, 100, True), FirstToken(now, *of)])
         await until(lambda: sent[-1] == {9: False, 10: False})

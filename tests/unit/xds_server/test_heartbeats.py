@@ -1,4 +1,4 @@
-"""Observers that are not heard of any more."""
+"""The ext_proc workers that are not heard of any more."""
 
 from xds_server.heartbeats import OVERDUE_S, Heartbeats
 

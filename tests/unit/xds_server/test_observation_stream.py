@@ -1,4 +1,4 @@
-"""Observers and the control plane over real gRPC, through stops, kills and floods."""
+"""The ext_proc workers and the control plane over real gRPC, through stops, kills and floods."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,9 @@ from tests.harness import until
 from tests.unit.xds_server.made import decision
 from trimtab.observation.kinds import AttemptEnded, AttemptStarted, FirstToken, Observation, Outcome
 from trimtab.observation.wire import to_proto
-from trimtab.v1 import feedback_pb2 as pb
-from trimtab.v1.feedback_pb2_grpc import FeedbackStub, add_FeedbackServicer_to_server
-from xds_server.observation_stream import FeedbackService
+from trimtab.v1 import observation_stream_pb2 as pb
+from trimtab.v1.observation_stream_pb2_grpc import ObservationStreamStub, add_ObservationStreamServicer_to_server
+from xds_server.observation_stream import ObservationStreamService
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +32,7 @@ def token(number: int, address: str = "10.0.0.1:80") -> FirstToken:
 
 
 def kinds(count: int, address: str) -> list[Observation]:
-    """`count` observations of an observer that is told apart by `address`."""
+    """`count` observations of an ext_proc worker that is told apart by `address`."""
     made: list[Observation] = []
     for i in range(count):
         where = (float(i), "p", address, str(i))
@@ -53,17 +53,17 @@ class Plane:
         self.observations: list[Observation] = []
         self.usage: dict[str, list[tuple[float, int, int, int]]] = defaultdict(list)
         self.gone: list[str] = []
-        self.service = FeedbackService(self.take, self.note, self.gone.append)
+        self.service = ObservationStreamService(self.take, self.note, self.gone.append)
         self.target = ""
 
     def take(self, observations: Sequence[Observation]) -> None:
-        assert self.usage, "an observer is heard of before what it saw"
+        assert self.usage, "an ext_proc worker is heard of before what it saw"
         self.observations.extend(observations)
 
     def note(
-        self, observer: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
+        self, worker: str, cpu_seconds: float, watched: int, dropped: int, faults: int, gated: Mapping[str, int]
     ) -> None:
-        self.usage[observer].append((cpu_seconds, watched, dropped, faults))
+        self.usage[worker].append((cpu_seconds, watched, dropped, faults))
 
     @property
     def ids(self) -> list[int]:
@@ -73,7 +73,7 @@ class Plane:
 @asynccontextmanager
 async def serving(plane: Plane, target: str = "127.0.0.1:0") -> AsyncIterator[Plane]:
     server = grpc.aio.server()
-    add_FeedbackServicer_to_server(plane.service, server)
+    add_ObservationStreamServicer_to_server(plane.service, server)
     port = server.add_insecure_port(target)
     plane.target = target if target.startswith("unix:") else f"127.0.0.1:{port}"
     await server.start()
@@ -91,8 +91,8 @@ async def plane() -> AsyncIterator[Plane]:
 
 
 @asynccontextmanager
-async def reporting(target: str, observer: str = "o", **options: object) -> AsyncIterator[Reporter]:
-    reporter = Reporter(target, observer, **options)
+async def reporting(target: str, worker: str = "o", **options: object) -> AsyncIterator[Reporter]:
+    reporter = Reporter(target, worker, **options)
     reporter.start()
     try:
         yield reporter
@@ -101,7 +101,7 @@ async def reporting(target: str, observer: str = "o", **options: object) -> Asyn
 
 
 async def test_a_hundred_thousand_arrive_once_and_in_order(plane: Plane) -> None:
-    observers = {f"10.0.0.{i}:80": kinds(25_000, f"10.0.0.{i}:80") for i in range(4)}
+    workers = {f"10.0.0.{i}:80": kinds(25_000, f"10.0.0.{i}:80") for i in range(4)}
 
     async def observe(name: str, observations: list[Observation]) -> None:
         async with reporting(plane.target, name) as reporter:
@@ -109,11 +109,11 @@ async def test_a_hundred_thousand_arrive_once_and_in_order(plane: Plane) -> None
                 reporter.report(observations[start : start + 100])
                 await asyncio.sleep(0)
 
-    await asyncio.gather(*(observe(*item) for item in observers.items()))
+    await asyncio.gather(*(observe(*item) for item in workers.items()))
     received = defaultdict(list)
     for observation in plane.observations:
         received[observation.address].append(observation)
-    assert received == observers
+    assert received == workers
     assert all(counters[-1][2] == 0 for counters in plane.usage.values())
 
 
@@ -211,8 +211,8 @@ async def test_states_come_at_once_and_when_they_are_news(plane: Plane) -> None:
 async def test_a_slow_observer_gets_the_newest_state_only(plane: Plane) -> None:
     names = [f"{'x' * 100}-{i}:80" for i in range(200)]
     async with grpc.aio.insecure_channel(plane.target) as channel:
-        call = FeedbackStub(channel).Exchange()
-        await call.write(pb.ObservationBatch(observer="slow"))
+        call = ObservationStreamStub(channel).Exchange()
+        await call.write(pb.ObservationBatch(worker="slow"))
         await call.read()
         for at in range(1, 401):
             plane.service.publish([decision("p", float(at), *names)])
@@ -227,12 +227,12 @@ async def test_a_slow_observer_gets_the_newest_state_only(plane: Plane) -> None:
 
 async def test_garbage_is_dropped_and_counted(plane: Plane) -> None:
     async with grpc.aio.insecure_channel(plane.target) as channel:
-        call = FeedbackStub(channel).Exchange()
+        call = ObservationStreamStub(channel).Exchange()
         garbage = [
             pb.Observation(),
             pb.Observation(at=1, pool="p", address="a", ended=pb.AttemptEnded(outcome=77)),
         ]
-        await call.write(pb.ObservationBatch(observer="o", observations=[*garbage, to_proto(token(3))]))
+        await call.write(pb.ObservationBatch(worker="o", observations=[*garbage, to_proto(token(3))]))
         assert (await call.read()).received == 3
         await call.done_writing()
     assert plane.ids == [3]
@@ -243,9 +243,9 @@ async def test_repeated_observations_are_taken_in_once(plane: Plane) -> None:
     async with grpc.aio.insecure_channel(plane.target) as channel:
         received = []
         for first, numbers in [(0, [0, 1, 2]), (1, [1, 2, 3]), (0, [0, 1]), (6, [6]), (5, [5])]:
-            call = FeedbackStub(channel).Exchange()
+            call = ObservationStreamStub(channel).Exchange()
             messages = [to_proto(token(n)) for n in numbers]
-            await call.write(pb.ObservationBatch(observer="o", run=1, first=first, observations=messages))
+            await call.write(pb.ObservationBatch(worker="o", run=1, first=first, observations=messages))
             received.append((await call.read()).received)
             call.cancel()
     assert plane.ids == [0, 1, 2, 3, 6]

@@ -17,7 +17,7 @@ class Scene:
         self.cache = SnapshotCache("e1")
         self.retired = RetiredClusters()
         if memory is not None:
-            self.retired.recall(memory)
+            self.retired.restore(memory)
 
     def publish(self, now: float, pools: Mapping[str, Mapping[int, int]], wait_s: float = WAIT_S) -> set[str]:
         """What Envoy is told: clusters, each with its assignment."""
@@ -29,7 +29,7 @@ class Scene:
 
     def restarted(self) -> "Scene":
         """Another process that has nothing of this one but what it wrote down."""
-        return Scene(json.loads(json.dumps(self.retired.remember(self.cache.snapshot))))
+        return Scene(json.loads(json.dumps(self.retired.dump(self.cache.snapshot))))
 
     def routed(self) -> frozenset[str]:
         assert self.cache.snapshot is not None

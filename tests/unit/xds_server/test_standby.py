@@ -15,7 +15,7 @@ from tests.harness import until
 from tests.xds import resources as make
 from tests.xds.clients import DeltaEnvoy, StateOfTheWorldEnvoy
 from tests.xds.server import XdsServer, joined, open_stream, xds_server
-from xds_server.ads.mirror import Replica
+from xds_server.ads.mirror import Mirror
 from xds_server.ads.snapshot import Snapshot, SnapshotCache, TypeUrl
 from xds_server.standby import Standby
 from xds_server.view_file import ViewFile
@@ -34,10 +34,10 @@ def snapshot(world: make.Published = WORLD) -> Snapshot:
 
 
 @asynccontextmanager
-async def standing_by(primary: int | Replica, file: Path | None) -> AsyncIterator[int]:
+async def standing_by(primary: int | Mirror, file: Path | None) -> AsyncIterator[int]:
     """A running standby for the server at a port, and the port that it serves on."""
-    replica = Replica(f"127.0.0.1:{primary}", "standby@test") if isinstance(primary, int) else primary
-    standby = Standby(replica, ViewFile(file) if file else None)
+    mirror = Mirror(f"127.0.0.1:{primary}", "standby@test") if isinstance(primary, int) else primary
+    standby = Standby(mirror, ViewFile(file) if file else None)
     server = grpc.aio.server()
     standby.ads.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -117,7 +117,7 @@ async def test_clients_are_sent_away_while_the_control_plane_answers(tmp_path: P
         await primary.stop()
 
 
-class Told(Replica):
+class Told(Mirror):
     """A replica that has what the test says."""
 
     told: Mapping[str, Mapping[str, bytes]] = {}
@@ -130,14 +130,14 @@ class Told(Replica):
 
 async def test_a_change_that_is_half_told_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    replica = Told("127.0.0.1:1", "standby@test")
-    replica.told = {**WORLD, TypeUrl.EDS: {}}
-    async with standing_by(replica, None) as port:
+    mirror = Told("127.0.0.1:1", "standby@test")
+    mirror.told = {**WORLD, TypeUrl.EDS: {}}
+    async with standing_by(mirror, None) as port:
         await until(lambda: "half way" in caplog.text)
         assert not await healthy(port)
-        replica.told = WORLD
+        mirror.told = WORLD
         await until_healthy(port)
-        replica.told = {**WORLD, TypeUrl.CDS: {}}
+        mirror.told = {**WORLD, TypeUrl.CDS: {}}
         await until(lambda: caplog.text.count("half way") == 2)
         await served(port, DeltaEnvoy(), WORLD)
 

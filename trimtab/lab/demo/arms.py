@@ -92,12 +92,12 @@ def _plain(name: str, policy: str, weights: Sequence[int]) -> ArmFactory:
     return start
 
 
-def _trimtab(name: str, law: str) -> ArmFactory:
+def _trimtab(name: str, strategy: str) -> ArmFactory:
     """`trimtab up`, as a user runs it."""
 
     @asynccontextmanager
     async def start(folder: Path, engines: Sequence[EngineAddress]) -> AsyncIterator[Arm]:
-        policy = demo_policy(engines, law)
+        policy = demo_policy(engines, strategy)
         policy_file = folder / f"{name}.yaml"
         policy_file.write_text(json.dumps(policy, indent=1))  # JSON is YAML
         log = folder / f"{name}.log"
@@ -138,14 +138,14 @@ ARMS: Mapping[str, ArmFactory] = {
 }
 
 
-def demo_policy(engines: Sequence[EngineAddress], law: str) -> dict[str, Any]:
+def demo_policy(engines: Sequence[EngineAddress], strategy: str) -> dict[str, Any]:
     """The policy of Trimtab's arms, as it would stand in YAML."""
     return {
         **on_free_ports(),
         "pools": [
             {
                 "name": "demo",
-                "scoring": {"law": law},
+                "scoring": {"strategy": strategy},
                 "endpoints": [
                     {"address": engine.address, "capacity": capacity, "labels": {"gpu": engine.kind}}
                     for engine, (_, capacity) in zip(engines, FLEET, strict=True)

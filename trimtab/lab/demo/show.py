@@ -58,7 +58,7 @@ def _endpoint_table(endpoints: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             row["labels"].get("gpu", row["name"]),
             f"{row['weight']:,}" if row["takes_work"] else "-",
-            f"{row['shaped_score']:.0f}",
+            f"{row['effective_score']:.0f}",
             "?" if ttft_s is None else f"{1000 * ttft_s:,.0f}",
             str(row["in_flight"]),
             _number(signals["waiting"]),

@@ -80,8 +80,8 @@ def _control_plane(stack: Stack) -> Part:
     return stack.control_plane
 
 
-def _observer(stack: Stack) -> Part:
-    return stack.observer
+def _worker(stack: Stack) -> Part:
+    return stack.worker
 
 
 async def _kill_engine(stack: Stack) -> None:
@@ -156,7 +156,7 @@ DRILLS: Mapping[str, Drill] = {
         spares="cut",
         after_s=25,
     ),
-    "cut-short": Drill(
+    "truncated": Drill(
         "one engine ends each stream in good order after five tokens, without its end mark",
         *_fault("end_mid_stream", 0),
         Bounds(drain_s=12, return_s=25),
@@ -171,7 +171,7 @@ DRILLS: Mapping[str, Drill] = {
         Bounds(drain_s=18, return_s=20),
         struck=(0,),
         for_s=20,
-        pool={"signs": {"stalled_after_s": 3}},
+        pool={"failure_signals": {"stalled_after_s": 3}},
     ),
     "slow": Drill("one engine is ten times slower", *_fault("slow", 0, factor=10), Bounds()),
     "saturated-429": Drill(
@@ -228,8 +228,8 @@ DRILLS: Mapping[str, Drill] = {
         spares="http 503",
         for_s=20,
     ),
-    "ext-proc-stopped": Drill("the ext_proc service is stopped for 10 s", *_stopped(_observer), _UNNOTICED, for_s=10),
-    "ext-proc-killed": Drill("the ext_proc service is killed, and back after 8 s", *_killed(_observer), _UNNOTICED),
+    "ext-proc-stopped": Drill("the ext_proc service is stopped for 10 s", *_stopped(_worker), _UNNOTICED, for_s=10),
+    "ext-proc-killed": Drill("the ext_proc service is killed, and back after 8 s", *_killed(_worker), _UNNOTICED),
     "control-plane-stopped": Drill("the control plane is stopped", *_stopped(_control_plane), _UNNOTICED),
     "control-plane-killed": Drill("the control plane is killed", *_killed(_control_plane), _UNNOTICED),
     "control-plane-restarted": Drill("the control plane is started anew", _restart_control_plane, _nothing, _UNNOTICED),
@@ -244,7 +244,7 @@ DRILLS: Mapping[str, Drill] = {
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """The named drills, in the order of `DRILLS`; all if none is named. Raises ValueError, with the mend."""
+    """The named drills, in the order of `DRILLS`; all if none is named. Raises ValueError, with the fix."""
     if unknown := [name for name in names if name not in DRILLS]:
         raise ValueError(f"unknown drill {', '.join(unknown)}; there are {', '.join(DRILLS)}")
     return [name for name in DRILLS if not names or name in names]

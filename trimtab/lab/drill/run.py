@@ -27,7 +27,7 @@ _PROMPT_TOKENS, _OUTPUT_TOKENS = 200, 30
 # The defaults, but for times that would make a drill long.
 _POOL: Mapping[str, Any] = {
     "gate": {"enabled": True, "first_token_deadline_ms": DEADLINE_MS},
-    "shaping": {"breaker_open_s": 5, "ramp_points_per_s": 50},
+    "weighting": {"breaker_open_s": 5, "slow_start_points_per_s": 50},
 }
 
 

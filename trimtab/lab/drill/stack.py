@@ -107,7 +107,7 @@ class Stack:
             for number, address in enumerate(self.addresses)
         ]
         self.control_plane = Part("control-plane", folder, *run, "xds", "-p", str(self._policy_file))
-        self.observer = Part("ext-proc", folder, *run, "ext-proc", "-p", str(self._policy_file))
+        self.worker = Part("ext-proc", folder, *run, "ext-proc", "-p", str(self._policy_file))
         self.standby = Part("standby", folder, *run, "standby", "-p", str(self._policy_file))
         self._view = folder / "state.json.view"
         self._envoy = self._new_envoy()
@@ -115,7 +115,7 @@ class Stack:
 
     @property
     def _parts(self) -> Sequence[Part]:
-        return (*self.engines, self.control_plane, self.observer, self.standby)
+        return (*self.engines, self.control_plane, self.worker, self.standby)
 
     def _new_envoy(self) -> EnvoyProcess:
         bootstrap = render_bootstrap(load_policy(self._policy_file))

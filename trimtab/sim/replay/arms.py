@@ -33,7 +33,7 @@ class Arm:
     lost: tuple[str, ...] = ()  # what of the policy is of no effect here
 
 
-class UnknownLawError(ValueError):
+class UnknownStrategyError(ValueError):
     """A name that is no arm."""
 
 
@@ -49,15 +49,15 @@ _FIXED: Mapping[str, tuple[BalancerFactory, bool]] = {
 }
 
 
-def laws() -> list[str]:
-    """The scoring laws that there are, by name."""
+def strategies() -> list[str]:
+    """The scoring strategies that there are, by name."""
     members = get_args(ScoringPolicy) or (ScoringPolicy,)
-    return [get_args(member.model_fields["law"].annotation)[0] for member in members]
+    return [get_args(member.model_fields["strategy"].annotation)[0] for member in members]
 
 
 def known_names() -> list[str]:
     """All arms that `make_arm` knows by name."""
-    return [*_FIXED, *laws()]
+    return [*_FIXED, *strategies()]
 
 
 def usable_names(fleet: SimulatedFleet, policy: Pool | None = None) -> list[str]:
@@ -66,7 +66,7 @@ def usable_names(fleet: SimulatedFleet, policy: Pool | None = None) -> list[str]
     def is_usable(name: str) -> bool:
         try:
             make_arm(name, fleet, policy)
-        except (UnknownLawError, NotSimulatedError):
+        except (UnknownStrategyError, NotSimulatedError):
             return False
         return True
 
@@ -74,23 +74,23 @@ def usable_names(fleet: SimulatedFleet, policy: Pool | None = None) -> list[str]
 
 
 def make_arm(name: str, fleet: SimulatedFleet, policy: Pool | None = None) -> Arm:
-    """The arm `name`: a balancer, or a law with its default numbers in front of `fleet`.
+    """The arm `name`: a balancer, or a strategy with its default numbers in front of `fleet`.
 
-    `policy` gives all that is not the law's: interval, shaping, balancing, retries, signals; and the numbers of the
-    law if it is the policy's own. Raises UnknownLawError or NotSimulatedError.
+    `policy` gives all that is not the strategy's: interval, weighting, balancing, retries, signals; and the numbers of
+    the strategy if it is the policy's own. Raises UnknownLawError or NotSimulatedError.
     """
     retries = policy.retries if policy is not None else Retries()
     if name in _FIXED:
         balancer, by_capacity = _FIXED[name]
         return Arm(name, balancer, retries, by_capacity=by_capacity)
-    if name not in laws():
-        raise UnknownLawError(f"unknown law {name!r}; there are {', '.join(known_names())}")
+    if name not in strategies():
+        raise UnknownStrategyError(f"unknown strategy {name!r}; there are {', '.join(known_names())}")
     if policy is None:
-        settings: dict[str, Any] = {"scoring": {"law": name}}
+        settings: dict[str, Any] = {"scoring": {"strategy": name}}
     else:
         settings = {field: getattr(policy, field) for field in _OF_POLICY}
-        if policy.scoring.law != name:
-            settings["scoring"] = {"law": name}
+        if policy.scoring.strategy != name:
+            settings["scoring"] = {"strategy": name}
     return _weighted(name, fleet, settings)
 
 
@@ -104,7 +104,7 @@ _OF_POLICY = (
     "classes",
     "class_bytes_per_token",
     "interval_ms",
-    "shaping",
+    "weighting",
     "balancing",
     "retries",
     "signals",
@@ -122,8 +122,8 @@ def _weighted(name: str, fleet: SimulatedFleet, settings: Mapping[str, Any]) -> 
     except ValidationError as error:
         missing = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in missing["loc"])
-        raise UnknownLawError(
-            f"law {name!r} needs numbers of its own, in a policy: {where}: {missing['msg']}"
+        raise UnknownStrategyError(
+            f"strategy {name!r} needs numbers of its own, in a policy: {where}: {missing['msg']}"
         ) from None
     return Arm(name, _as_configured(pool), pool.retries, pool, lost=lost(pool))
 

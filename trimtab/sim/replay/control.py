@@ -80,7 +80,7 @@ class _Stream:
 
 
 class Control:
-    """Observers, controller and pushes of one pool."""
+    """The ext_proc workers, controller and pushes of one pool."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Control:
         started = AttemptStarted(_EPOCH + now, pool, address, attempt.request_id, attempt.prompt_bytes, True)
         self._log(now, attempt.gateway, started)
 
-    def spoke(self, now: float, attempt: Attempt) -> None:
+    def token_seen(self, now: float, attempt: Attempt) -> None:
         """Its first token was seen."""
         token = FirstToken(_EPOCH + now, self._pool.name, self._addresses[attempt.host], attempt.request_id)
         self._clock.call_at(now + _HOP_S, self._take_in, (token,))

@@ -51,7 +51,7 @@ class _EnvoyBalancer(ABC):
         self.update()
 
     def update(self) -> None:
-        # Should none take work, Envoy would answer 503; shaping never lets that happen.
+        # Should none take work, Envoy would answer 503; weighting never lets that happen.
         self._hosts = [host for host in self._all if host.takes_work]
         first = self._hosts[0].weight
         equal = all(host.weight == first for host in self._hosts)
@@ -60,7 +60,7 @@ class _EnvoyBalancer(ABC):
     def pick(self, now: float) -> Host:
         return self._pick_unweighted() if self._schedule is None else self._schedule.pick()
 
-    def spoke(self, now: float, host: Host, ttft_s: float) -> None:
+    def token_seen(self, now: float, host: Host, ttft_s: float) -> None:
         return  # it looks at nothing but requests in flight
 
     @abstractmethod

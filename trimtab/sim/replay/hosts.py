@@ -42,7 +42,7 @@ class Balancer(Protocol):
     def pick(self, now: float) -> Host:
         """The host of the next attempt."""
 
-    def spoke(self, now: float, host: Host, ttft_s: float) -> None:
+    def token_seen(self, now: float, host: Host, ttft_s: float) -> None:
         """An attempt of this gateway showed its first token."""
 
 
@@ -74,7 +74,7 @@ class Gateway:
         for worker in self.workers:
             worker.update()
 
-    def spoke(self, now: float, host: Host, ttft_s: float) -> None:
+    def token_seen(self, now: float, host: Host, ttft_s: float) -> None:
         """An attempt on `host` showed its first token."""
         for worker in self.workers:
-            worker.spoke(now, host, ttft_s)
+            worker.token_seen(now, host, ttft_s)

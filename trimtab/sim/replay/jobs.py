@@ -94,10 +94,10 @@ def _share(ended: Any) -> None:
 
 
 def _run_shared(number: int, job: Job) -> Made:
-    def tell(ended: int) -> None:
+    def notify(ended: int) -> None:
         _ended[number] = ended
 
-    return _run(number, job, tell)
+    return _run(number, job, notify)
 
 
 def _run(number: int, job: Job, on_progress: Callable[[int], None]) -> Made:

@@ -27,7 +27,7 @@ class PowerOfTwo:
     def pick(self, now: float) -> Host:
         return min(_draw(self._hosts, 2, self._rng), key=lambda host: host.active)
 
-    def spoke(self, now: float, host: Host, ttft_s: float) -> None:
+    def token_seen(self, now: float, host: Host, ttft_s: float) -> None:
         pass
 
 
@@ -53,7 +53,7 @@ class PeakEwma:
         one, other = _draw(self._hosts, 2, self._rng)
         return one if self._load(now, one) < self._load(now, other) else other
 
-    def spoke(self, now: float, host: Host, ttft_s: float) -> None:
+    def token_seen(self, now: float, host: Host, ttft_s: float) -> None:
         self._decay(now, host.number, ttft_s)
 
     def _load(self, now: float, host: Host) -> float:
@@ -113,7 +113,7 @@ class Prequal:
             self._probe(now, host)
         return chosen
 
-    def spoke(self, now: float, host: Host, ttft_s: float) -> None:
+    def token_seen(self, now: float, host: Host, ttft_s: float) -> None:
         pass  # the endpoints keep their own latencies
 
     def _choose(self) -> Host:

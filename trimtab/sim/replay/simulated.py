@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from trimtab.policy.engines import engine_tables
 from trimtab.policy.model import Pool
-from trimtab.scoring import BlendPolicy, Need, make_law
+from trimtab.scoring import BlendPolicy, Need, make_strategy
 
 _SIGNALS = frozenset(
     {"waiting", "running", "kv_usage", "generated_tokens", "preemptions", "prompt_tokens", "process_start"}
@@ -22,14 +22,14 @@ _FROM_PAGES: Mapping[Need, str] = {
 _NEVER: Mapping[str, str] = {
     "drain": "drains",
     "no_long_prompts": "keeps long prompts away",
-    "consolidate": "gathers work",
+    "consolidate": "consolidates work",
 }
 
 _WHY = "a replay has the page of the pool's engine, not ORCA, nor Prometheus"
 
 
 class NotSimulatedError(ValueError):
-    """A law would run without what it goes by; the message is one line."""
+    """A strategy would run without what it goes by; the message is one line."""
 
 
 def page_signals(pool: Pool) -> frozenset[str]:
@@ -41,26 +41,26 @@ def page_signals(pool: Pool) -> frozenset[str]:
 
 
 def lost(pool: Pool) -> tuple[str, ...]:
-    """What of a policy is of no effect in a replay, a line for each. Raises NotSimulatedError if that is its law."""
-    law, blend = make_law(pool.scoring), pool.scoring
+    """What of a policy has no effect in a replay, a line for each. Raises NotSimulatedError if it is the strategy."""
+    strategy, blend = make_strategy(pool.scoring), pool.scoring
     if isinstance(blend, BlendPolicy):
         terms = {
             term.name: term.custom is not None
-            or _lacks(pool, make_law(blend.model_copy(update={"terms": (term,)})).required())
+            or _lacks(pool, make_strategy(blend.model_copy(update={"terms": (term,)})).required())
             for term in blend.terms
         }
         if all(terms.values()):
             raise NotSimulatedError(f"{_WHY}: no term of its blend is ever known; add one that is, such as in_flight")
         lines = [f"{_WHY}: the term {name} is never known" for name, is_lost in terms.items() if is_lost]
-    elif lacking := _lacks(pool, law.required()):
+    elif lacking := _lacks(pool, strategy.required()):
         raise NotSimulatedError(
-            f"{law.name} needs {' and '.join(lacking)}, and {_WHY}: "
-            "set engine to one whose page shows it, with signals.scrape on, or choose another law"
+            f"{strategy.name} needs {' and '.join(lacking)}, and {_WHY}: "
+            "set engine to one whose page shows it, with signals.scrape on, or choose another strategy"
         )
     else:
         lines = []
     if pool.signals.prometheus is not None or pool.signals.orca:
-        lines += [f"{_WHY}: {need} is never known" for need in _lacks(pool, law.uses)]
+        lines += [f"{_WHY}: {need} is never known" for need in _lacks(pool, strategy.uses)]
     return (*lines, *_actions(pool))
 
 

@@ -334,9 +334,9 @@ class Simulation:
         gateway = self._gateways[attempt.gateway][attempt.length_class]
         host = gateway.hosts[attempt.host]
         host.endpoint.answers.append((attempt.met, ttft_s))
-        gateway.spoke(at, host, ttft_s)
+        gateway.token_seen(at, host, ttft_s)
         if self._control is not None:
-            self._control.spoke(at, attempt)
+            self._control.token_seen(at, attempt)
 
     def _finished(self, at: float, attempt: _Try) -> None:
         served = attempt.served

@@ -119,7 +119,9 @@ def test_pushes_of_weights_that_differ_a_little_keep_the_shares() -> None:
 
 
 def test_with_the_jitter_each_push_of_the_same_weights_is_a_draw_by_them() -> None:
-    """Two pushes in turn, as where a law goes to and fro: without it Envoy's first pick would be the same each time."""
+    """Two pushes in turn, as where a strategy goes to and fro: without it Envoy's first pick would be the same each
+    time.
+    """
     rng, host = Random(1), hosts(1, 1)
     for seed in range(8):
         plain, drawn = 0, 0

@@ -22,9 +22,9 @@ def test_peak_ewma_jumps_up_and_comes_down_slowly() -> None:
     known = hosts(2)
     balancer = PeakEwma(known, Random(1))
     for _ in range(20):
-        balancer.spoke(0.0, known[0], 0.1)
-        balancer.spoke(0.0, known[1], 0.1)
-    balancer.spoke(1.0, known[0], 5.0)
+        balancer.token_seen(0.0, known[0], 0.1)
+        balancer.token_seen(0.0, known[1], 0.1)
+    balancer.token_seen(1.0, known[0], 5.0)
     assert {balancer.pick(1.1).number for _ in range(20)} == {1}
     known[1].active = 100
     assert {balancer.pick(30.0).number for _ in range(20)} == {0}
@@ -33,7 +33,7 @@ def test_peak_ewma_jumps_up_and_comes_down_slowly() -> None:
 def test_peak_ewma_waits_for_the_first_answer_of_a_new_host() -> None:
     known = hosts(2)
     balancer = PeakEwma(known, Random(1))
-    balancer.spoke(0.0, known[0], 0.5)
+    balancer.token_seen(0.0, known[0], 0.5)
     assert balancer.pick(0.1).number == 1
     known[1].active = 1
     assert balancer.pick(0.1).number == 0

@@ -46,7 +46,7 @@ def test_two_arms_that_do_the_same_have_the_same_chances_whatever_their_names() 
     assert figures(replays[0])["retries"] > 0
 
 
-def test_all_scoring_laws_are_arms() -> None:
+def test_all_scoring_strategies_are_arms() -> None:
     assert {"round_robin", "least_request", "health", "predicted_ttft"} <= set(known_names())
 
 

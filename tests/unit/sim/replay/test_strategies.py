@@ -1,4 +1,4 @@
-"""What replay must show of the laws; the tables of docs/laws.md have all of it."""
+"""What replay must show of the strategies; the tables of docs/strategies.md have all of it."""
 
 from typing import Any
 
@@ -41,7 +41,8 @@ def test_predicted_ttft_costs_nothing_at_low_load() -> None:
     ("trace", "fleet_name", "max_prompt", "others", "bound"),
     [
         ("azure23_code", "fleet8", None, ("wdrm", "reciprocal"), 1.05),
-        # The P99 of so short a piece is that of ten requests; a law that herds on its grid of 3 s is far above this.
+        # The P99 of so short a piece is that of ten requests; a strategy that herds on its grid of 3 s is far above
+        # this.
         ("mooncake_conversation", "homog8", 16_000, ("health", "reciprocal"), 1.25),
     ],
 )
@@ -50,8 +51,8 @@ def test_predicted_ttft_does_not_herd_in_bursts(
 ) -> None:
     fleet = load_fleet(fleet_name)
     piece = scale(bundled_trace(trace)[:800], speed=2, max_prompt=max_prompt)
-    p99 = {law: figures(run(piece, fleet, law))["ttft_ms"]["p99"] for law in ("predicted_ttft", *others)}
-    assert p99["predicted_ttft"] <= bound * min(p99[law] for law in others)
+    p99 = {strategy: figures(run(piece, fleet, strategy))["ttft_ms"]["p99"] for strategy in ("predicted_ttft", *others)}
+    assert p99["predicted_ttft"] <= bound * min(p99[strategy] for strategy in others)
 
 
 def test_round_robin_is_as_in_another_simulation() -> None:

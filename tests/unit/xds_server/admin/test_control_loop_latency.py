@@ -11,14 +11,14 @@ from trimtab.observation.kinds import (
     FirstToken,
     LoadReported,
     Observation,
-    ObserverMissed,
     Outcome,
+    PrometheusSample,
     Rejected,
-    SignalQueried,
     Signals,
     SignalsRead,
     StreamRead,
     Verdict,
+    WorkerMissed,
 )
 from xds_server.admin.control_loop_latency import Evidence, LoopTimes, source_of
 
@@ -62,10 +62,10 @@ def told(evidence: Iterable[Evidence]) -> dict[str, float]:
         (rejected(1, in_stream=True), "watch"),
         (scraped(1), "scrape"),
         (SignalsRead(1, *WHERE[:2], Signals(), source="orca"), "orca"),
-        (SignalQueried(1, *WHERE[:2], "waiting", 1.0), "prometheus"),
+        (PrometheusSample(1, *WHERE[:2], "waiting", 1.0), "prometheus"),
         (LoadReported(1, "chat", "e", {}), "lrs"),
         (ClusterChanged(1, "chat"), None),
-        (ObserverMissed(1, "chat"), None),
+        (WorkerMissed(1, "chat"), None),
     ],
 )
 def test_sources(observation: Observation, source: str | None) -> None:

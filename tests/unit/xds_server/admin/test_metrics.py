@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.xds_server.made import decision, endpoint
 from trimtab.decision import ClassDecision
 from trimtab.endpoint.engine_rates import Spread
-from trimtab.endpoint.failure_signals import Sign
+from trimtab.endpoint.failure_signals import FailureSignal
 from trimtab.endpoint.snapshot import EndpointId
 from trimtab.observation.kinds import (
     AnswerRead,
@@ -111,7 +111,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
                 weight=930,
                 share=0.75,
                 score=93.0,
-                shaped_score=93.0,
+                effective_score=93.0,
                 breakdown={"ttft": 5.0, "errors": 2.0, "load": 0.0},
                 in_flight=12,
                 in_flight_reported=11,
@@ -150,7 +150,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
         ),
         changed=True,
         bytes_per_token=3.8,
-        signs=((EndpointId("[2001:db8::1]:8000"), Sign.SILENT),),
+        failure_signals=((EndpointId("[2001:db8::1]:8000"), FailureSignal.SILENT),),
     )
     state.splits["chat"] = {"chat": 0.7, "small": 0.25, "answer": 0.05}
     metrics.observe([*attempt("10.0.0.1:8000")])
@@ -179,7 +179,7 @@ def busy(state: AdminState, metrics: Metrics, clock: Clock) -> None:
     metrics.acked("envoy-1", TypeUrl.EDS, "v1", 0.02)
     metrics.nacked("envoy-1", TypeUrl.CDS, "v1", "no such filter")
     metrics.pushed("envoy-1", "type.googleapis.com/somewhere.Else", "v1", 1, 1)
-    metrics.observer("ext-proc-1", 1.5, 40, 3, 2, {"token": 30, "error": 1})
+    metrics.worker("ext-proc-1", 1.5, 40, 3, 2, {"token": 30, "error": 1})
     metrics.watch_share(25)
     metrics.fault("step")
     source = SourceStatus("http", 2, clock.at - 10, clock.at - 5, "HTTP 503", 3)
@@ -279,12 +279,12 @@ async def test_length_classes_have_weights_of_their_own(state: AdminState, metri
 async def test_every_attempt_is_one_decision(state: AdminState, metrics: Metrics) -> None:
     """A connection that failed has no start, but was decided on all the same."""
     state.decisions["chat"] = PoolDecision(
-        "chat", 1.0, (endpoint("10.0.0.1:80", "a:80", state=State.RAMPING),), changed=True
+        "chat", 1.0, (endpoint("10.0.0.1:80", "a:80", state=State.SLOW_START),), changed=True
     )
     refused = AttemptEnded(1.0, "chat", "10.0.0.1:80", "r", 1.0, 0, Outcome.UNREACHABLE, False, None)
     metrics.observe([*attempt(), refused, refused])
     seen = await values(metrics)
-    assert seen['lb_route_decision_total{backend="a:80",method="predicted_ttft",pool="chat",reason="ramping"}'] == 3
+    assert seen['lb_route_decision_total{backend="a:80",method="predicted_ttft",pool="chat",reason="slow-start"}'] == 3
     assert seen['lb_upstream_latency_seconds_count{backend="a:80",pool="chat"}'] == 1
 
 
@@ -295,8 +295,8 @@ async def test_what_is_heard_of_unknown_pools_and_endpoints_is_not_counted(state
 
 async def test_counters_of_observers_add_up_over_restarts(metrics: Metrics) -> None:
     for counters in ((1.0, 10, 0, 0), (2.5, 20, 1, 4), (0.5, 2, 0, 1), (1.0, 4, 0, 2)):
-        metrics.observer("a", *counters, {"token": counters[1]})
-    metrics.observer("b", 10.0, 100, 5, 1, {"token": 3, "gone": 1})
+        metrics.worker("a", *counters, {"token": counters[1]})
+    metrics.worker("b", 10.0, 100, 5, 1, {"token": 3, "gone": 1})
     seen = await values(metrics)
     assert seen["trimtab_observation_cpu_seconds_total"] == pytest.approx(2.5 + 1.0 + 10)
     assert seen["trimtab_attempts_watched_total"] == 20 + 4 + 100
@@ -321,11 +321,11 @@ async def test_policy_reloads(metrics: Metrics) -> None:
 async def test_envoys_connected(metrics: Metrics) -> None:
     metrics.connected("e1", "delta")
     metrics.connected("e2", "delta")
-    metrics.connected("e3", "state-of-the-world")
+    metrics.connected("e3", "sotw")
     metrics.disconnected("e1", "delta")
     seen = await values(metrics)
-    assert seen['trimtab_envoys_connected{variant="delta"}'] == 1
-    assert seen['trimtab_envoys_connected{variant="state-of-the-world"}'] == 1
+    assert seen['trimtab_envoys_connected{protocol="delta"}'] == 1
+    assert seen['trimtab_envoys_connected{protocol="sotw"}'] == 1
 
 
 async def test_the_loop_by_pool_and_source(state: AdminState, metrics: Metrics, clock: Clock) -> None:

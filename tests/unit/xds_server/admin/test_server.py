@@ -88,8 +88,8 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                 breakdown={"ttft": 7.0},
                 classes=(ClassDecision("long", 0.0, 1, takes_work=False),),
                 score=93.0,
-                shaped_score=90.0,
-                state=State.RAMPING,
+                effective_score=90.0,
+                state=State.SLOW_START,
                 until=1011.0,
                 reason="the score was 40 a second ago",
                 ttft_s=0.4,
@@ -120,7 +120,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "name": "gpu-1:8000",
                         "address": "10.0.0.1:8000",
                         "incarnation": 0,
-                        "state": "ramping",
+                        "state": "slow-start",
                         "reason": "the score was 40 a second ago",
                         "until": 1011.0,
                         "takes_work": True,
@@ -129,7 +129,7 @@ async def test_endpoints(client: TestClient[Any, Any], state: AdminState) -> Non
                         "classes": {"long": {"takes_work": False, "weight": 1, "share": 0.0}},
                         "score": 93.0,
                         "prediction_error": None,
-                        "shaped_score": 90.0,
+                        "effective_score": 90.0,
                         "breakdown": {"ttft": 7.0},
                         "capacity": 4.0,
                         "labels": {"gpu": "a100"},
@@ -226,7 +226,7 @@ async def test_clients(client: TestClient[Any, Any], state: AdminState) -> None:
         "clients": [
             {
                 "node": "envoy-1",
-                "variant": "delta",
+                "protocol": "delta",
                 "since": 1000.0,
                 "age_s": 10.0,
                 "types": {

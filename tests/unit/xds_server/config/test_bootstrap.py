@@ -35,7 +35,7 @@ def endpoints(cluster: dict[str, Any]) -> list[Any]:
 
 
 UNIX = {"xds": "unix:/run/xds.sock", "ext_proc": "unix:/run/ext.sock", "envoy_admin": "unix:/run/admin.sock"}
-VARIANTS = {
+PROTOCOLS = {
     "bundled": bundled_bootstrap,
     "default": lambda: render_bootstrap(policy()),
     "unix sockets": lambda: render_bootstrap(policy(services=UNIX)),
@@ -51,24 +51,24 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_first_cure_is_in_a_layer_that_nothing_overrides(variant: str) -> None:
-    layers = parsed(VARIANTS[variant]())["layered_runtime"]["layers"]
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_first_cure_is_in_a_layer_that_nothing_overrides(protocol: str) -> None:
+    layers = parsed(PROTOCOLS[protocol]())["layered_runtime"]["layers"]
     static = next(layer["static_layer"] for layer in layers if layer["name"] == "static")
     assert static["envoy.reloadable_features.grpc_side_stream_flow_control"] is False
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_second_cure_is_on_the_cluster_of_ext_proc(variant: str) -> None:
-    cluster = clusters(VARIANTS[variant]())["trimtab_ext_proc"]
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_second_cure_is_on_the_cluster_of_ext_proc(protocol: str) -> None:
+    cluster = clusters(PROTOCOLS[protocol]())["trimtab_ext_proc"]
     assert cluster["per_connection_buffer_limit_bytes"] >= 64 << 20
     assert cluster["circuit_breakers"]["thresholds"][0]["max_requests"] >= 100_000
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_an_observer_that_stopped_is_noticed_within_a_second_and_a_half(variant: str) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_observer_that_stopped_is_noticed_within_a_second_and_a_half(protocol: str) -> None:
     """What the gate holds waits so long."""
-    cluster = clusters(VARIANTS[variant]())["trimtab_ext_proc"]
+    cluster = clusters(PROTOCOLS[protocol]())["trimtab_ext_proc"]
     (options,) = cluster["typed_extension_protocol_options"].values()
     pings = options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"]
     assert sum(float(pings[key].removesuffix("s")) for key in ("interval", "timeout")) <= 1.5
@@ -78,10 +78,10 @@ def test_an_observer_that_stopped_is_noticed_within_a_second_and_a_half(variant:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("variant", VARIANTS)
-async def test_envoy_takes_it(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_envoy_takes_it(protocol: str, tmp_path: Path) -> None:
     file = tmp_path / "bootstrap.yaml"
-    file.write_text(VARIANTS[variant]())
+    file.write_text(PROTOCOLS[protocol]())
     process = await asyncio.create_subprocess_exec(
         find_envoy(),
         "--mode",
@@ -123,12 +123,12 @@ def test_a_host_name_is_resolved() -> None:
 
 
 def test_the_standby_is_a_second_choice_that_is_known_to_be_well() -> None:
-    cluster = clusters(VARIANTS["standby"]())["trimtab_xds"]
+    cluster = clusters(PROTOCOLS["standby"]())["trimtab_xds"]
     first, second = cluster["load_assignment"]["endpoints"]
     assert (first.get("priority", 0), second["priority"]) == (0, 1)
     assert [address["socket_address"]["port_value"] for address in endpoints(cluster)] == [18000, 18002]
     assert cluster["health_checks"]
-    assert "health_checks" not in clusters(VARIANTS["default"]())["trimtab_xds"]
+    assert "health_checks" not in clusters(PROTOCOLS["default"]())["trimtab_xds"]
 
 
 def test_workers_get_connections_of_their_own() -> None:

@@ -54,7 +54,7 @@ def chain_of(made: Policy, name: str = "p") -> list[ExtensionWithMatcher]:
     return chain
 
 
-def observers_of(made: Policy) -> dict[str, tuple[ExternalProcessor, str]]:
+def workers_of(made: Policy) -> dict[str, tuple[ExternalProcessor, str]]:
     """Role -> the filter, and its matcher as text."""
     found = {}
     for matched in chain_of(made):
@@ -83,7 +83,7 @@ def marked_unread(made: Policy, name: str = "p") -> set[str]:
         {"pool": {"retries": {"status_codes": [500]}}},
         {"pool": {"gate": {"enabled": True, "hedge": True}}},
         {"pool": {"balancing": {"policy": "round_robin"}}},
-        {"pool": {"shaping": {"floor_share": 0.1}}},
+        {"pool": {"weighting": {"floor_share": 0.1}}},
         {"pool": {"fallbacks": [{"address": "127.0.0.1:9"}, {"answer": {"message": "Gone."}}]}},
         {"ext_proc": {"sample_percent": 3, "reject_timeout_ms": 50}},
         {
@@ -113,46 +113,46 @@ def test_only_the_listeners_address_changes_it() -> None:
 
 def test_long_bodies_are_kept_from_the_service_by_their_length() -> None:
     """The third cure of the crash; `test_bootstrap` has the other two."""
-    observers = observers_of(policy())
-    processor, matcher = observers["reject"]
+    workers = workers_of(policy())
+    processor, matcher = workers["reject"]
     assert "content-length" in matcher
     assert "[0-9]{6,}" in matcher
     assert processor.processing_mode.response_body_mode == ProcessingMode.STREAMED
-    headers_only, matcher = observers["reject-headers"]
+    headers_only, matcher = workers["reject-headers"]
     assert "[0-9]{6,}" in matcher
     assert headers_only.processing_mode.response_body_mode == ProcessingMode.NONE
 
 
 def test_no_observer_can_harm_an_answer() -> None:
-    observers = observers_of(policy(ext_proc={"reject_timeout_ms": 70}))
-    assert list(observers) == ["watch", "reject", "reject-headers"]
-    for processor, _ in observers.values():
+    workers = workers_of(policy(ext_proc={"reject_timeout_ms": 70}))
+    assert list(workers) == ["watch", "reject", "reject-headers"]
+    for processor, _ in workers.values():
         assert processor.failure_mode_allow
         assert processor.processing_mode.request_header_mode == ProcessingMode.SKIP
         assert processor.processing_mode.request_body_mode == ProcessingMode.NONE
-    assert observers["watch"][0].observability_mode
+    assert workers["watch"][0].observability_mode
     for role in ("reject", "reject-headers"):
-        assert not observers[role][0].observability_mode
-        assert observers[role][0].message_timeout.ToMilliseconds() == 70
+        assert not workers[role][0].observability_mode
+        assert workers[role][0].message_timeout.ToMilliseconds() == 70
 
 
 def test_a_gated_stream_is_held_by_a_service_that_may_be_away_and_watched_every_time() -> None:
-    observers = observers_of(policy(pool={"gate": {"enabled": True}}, ext_proc={"sample_percent": 1}))
-    assert list(observers) == [
+    workers = workers_of(policy(pool={"gate": {"enabled": True}}, ext_proc={"sample_percent": 1}))
+    assert list(workers) == [
         "gate",
         "watch-gated",
         "watch",
         "reject",
         "reject-headers",
     ]  # an answer comes from the last
-    gate, matcher = observers["gate"]
+    gate, matcher = workers["gate"]
     assert gate.failure_mode_allow
     assert not gate.observability_mode
     assert "text/event-stream" in matcher
-    watch, watch_matcher = observers["watch-gated"]
+    watch, watch_matcher = workers["watch-gated"]
     assert watch.observability_mode
     assert watch_matcher == matcher  # what is held is watched, and the other way round
-    assert "stream" in observers["reject"][1], "and so is what a request for a stream got in its place"
+    assert "stream" in workers["reject"][1], "and so is what a request for a stream got in its place"
 
 
 def test_the_deadline_is_for_streams_of_a_gated_pool_only() -> None:
@@ -189,7 +189,7 @@ def test_what_is_retried_unread(pool: dict[str, Any], codes: set[str]) -> None:
 
 
 def test_the_share_of_watched_streams_is_in_the_cluster_and_moved_by_the_runtime() -> None:
-    _, matcher = observers_of(policy(ext_proc={"sample_percent": 12.34}))["watch"]
+    _, matcher = workers_of(policy(ext_proc={"sample_percent": 12.34}))["watch"]
     assert "text/event-stream" in matcher
     for percent, numerator in ((0, 0), (0.5, 50), (12.34, 1234), (100, 10_000)):
         layer = MessageToDict(Runtime.FromString(runtime_resource(percent)).layer)
@@ -262,7 +262,7 @@ def test_envoy_judges_nothing_but_connections_and_never_for_long() -> None:
         "enforcing_local_origin_success_rate",
     }
     assert outliers.split_external_local_origin_errors
-    assert outliers.max_ejection_time.seconds < policy().pools[0].shaping.breaker_open_s / 2
+    assert outliers.max_ejection_time.seconds < policy().pools[0].weighting.breaker_open_s / 2
 
 
 def test_what_stands_in_for_a_hedged_pool_is_treated_as_one() -> None:

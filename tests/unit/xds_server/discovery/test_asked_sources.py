@@ -73,7 +73,7 @@ async def why_not(section: dict[str, Any]) -> str:
         ('[{"address": "a:1"},', "1:21: the file ends in the middle: is it whole?"),
     ],
 )
-async def test_a_bad_file_is_explained_with_line_and_mend(tmp_path: Path, content: str, why: str) -> None:
+async def test_a_bad_file_is_explained_with_line_and_fix(tmp_path: Path, content: str, why: str) -> None:
     path = tmp_path / "endpoints.yaml"
     path.write_text(content)
     said = await why_not({"file": {"path": str(path)}})

@@ -45,7 +45,7 @@ class Rig:
     async def talk_nonsense(self) -> None:
         raise NotImplementedError
 
-    async def mend(self) -> None:
+    async def fix(self) -> None:
         """Undo `go_down` and `talk_nonsense`."""
         raise NotImplementedError
 
@@ -58,7 +58,7 @@ class FileRig(Rig):
 
     async def show(self, *ips: str) -> None:
         self._content = json.dumps([{"address": f"{ip}:8000"} for ip in ips])
-        await self.mend()
+        await self.fix()
 
     async def go_down(self) -> None:
         self._path.unlink()
@@ -66,7 +66,7 @@ class FileRig(Rig):
     async def talk_nonsense(self) -> None:
         self._path.write_text("- address: nonsense\n")
 
-    async def mend(self) -> None:
+    async def fix(self) -> None:
         part = self._path.with_suffix(".part")
         part.write_text(self._content)
         part.replace(self._path)
@@ -91,7 +91,7 @@ class HttpRig(Rig):
     async def talk_nonsense(self) -> None:
         self._answer = web.Response(text='[{"targets": 5}]')
 
-    async def mend(self) -> None:
+    async def fix(self) -> None:
         self._answer = None
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -131,7 +131,7 @@ async def dns_rig(folder: Path) -> AsyncIterator[Rig]:
             async def talk_nonsense(self) -> None:
                 server.rcode = dns.rcode.NXDOMAIN
 
-            async def mend(self) -> None:
+            async def fix(self) -> None:
                 server.rcode = None
 
         yield DnsRig()
@@ -150,7 +150,7 @@ class KubernetesRig(Rig):
         self.api.nonsense = True
         self.api.hang_up()
 
-    async def mend(self) -> None:
+    async def fix(self) -> None:
         self.api.down = self.api.nonsense = False
 
 
@@ -270,7 +270,7 @@ async def test_the_last_good_answer_is_kept_and_that_is_said(
         status = pool.discovery.statuses()["p"]
         assert status.stale_since is not None and status.answered_at is not None
         assert "the last 2 endpoints are kept" in status.why
-        await rig.mend()
+        await rig.fix()
         await until(lambda: not pool.why)
         assert len(pool.told) == 1
         await rig.show("10.0.0.3")
@@ -317,7 +317,7 @@ async def test_one_that_is_down_at_the_start(rig: Rig) -> None:
     async with aclosing(Pool(rig.section)) as pool:
         await until(lambda: pool.addresses == [])
         assert pool.why
-        await rig.mend()
+        await rig.fix()
         await until(lambda: pool.addresses == [A])
 
 
@@ -325,14 +325,14 @@ async def test_what_was_found_before_a_restart_counts_while_it_is_down(rig: Rig)
     await rig.show("10.0.0.1", "10.0.0.2")
     async with aclosing(Pool(rig.section)) as pool:
         await until(lambda: pool.addresses == [A, B])
-        remembered = json.loads(json.dumps({"p": pool.discovery.remember("p")}))
+        remembered = json.loads(json.dumps({"p": pool.discovery.dump("p")}))
         before = pool.told[-1]
     await rig.go_down()
     async with aclosing(Pool(rig.section, remembered)) as pool:
         await until(lambda: pool.told == [before])
         assert "the last 2 endpoints are kept" in pool.why
         await rig.show("10.0.0.3")
-        await rig.mend()
+        await rig.fix()
         await until(lambda: pool.addresses == [C])
 
 
@@ -345,7 +345,7 @@ async def test_a_pool_that_changes_its_source_keeps_its_endpoints_meanwhile(rig:
         pool.use(discovery=rig.section)
         await until(lambda: pool.why)
         assert pool.addresses == [B]
-        await rig.mend()
+        await rig.fix()
         await until(lambda: pool.addresses == [A])
         pool.use(endpoints=[{"address": C}])
         assert pool.addresses == [C]

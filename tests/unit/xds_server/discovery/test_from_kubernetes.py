@@ -105,8 +105,8 @@ async def test_which_port(api: KubernetesApi, fields: dict[str, Any], port: int 
     async with aclosing(Pool(by(api, **fields))) as pool:
         await until(lambda: pool.told)
         assert pool.addresses == ([f"10.0.0.1:{port}"] if port else [])
-        mend = "none is named grpc" if "port_name" in fields else "give port or port_name"
-        assert pool.why == ("" if port else f"the service has the ports 8000 (http), 9000 (metrics): {mend}")
+        fix = "none is named grpc" if "port_name" in fields else "give port or port_name"
+        assert pool.why == ("" if port else f"the service has the ports 8000 (http), 9000 (metrics): {fix}")
 
 
 async def test_added_deleted_and_added_within_ten_milliseconds(api: KubernetesApi) -> None:
@@ -125,7 +125,7 @@ async def test_added_deleted_and_added_within_ten_milliseconds(api: KubernetesAp
 
 def test_a_pod_at_the_address_of_another_inherits_nothing() -> None:
     policy = PoolPolicy.model_validate(
-        {"name": "p", "scoring": {"law": "health"}, "endpoints": [{"address": "10.0.0.1:80"}]}
+        {"name": "p", "scoring": {"strategy": "health"}, "endpoints": [{"address": "10.0.0.1:80"}]}
     )
     controller = PoolController(policy, random.Random(1))
     one, other = (EndpointSpec("10.0.0.1:80", "a", uid=uid) for uid in ("first", "second"))
@@ -136,19 +136,19 @@ def test_a_pod_at_the_address_of_another_inherits_nothing() -> None:
     controller.set_endpoints(1002.0, [other, neighbour])
     first, second = controller.step(1003.0).endpoints
     assert (str(first.id), str(second.id)) == ("10.0.0.1:80#1", "10.0.0.2:80")
-    assert first.shaped_score < second.shaped_score, "it begins anew, so it ramps"
+    assert first.effective_score < second.effective_score, "it begins anew, so it ramps"
 
     # Nor over a restart of ours.
-    memory = controller.remember(1004.0)
+    memory = controller.dump(1004.0)
     again = PoolController(policy, random.Random(1), memory)
     again.set_endpoints(1005.0, [one, neighbour])
     first, second = again.step(1005.0).endpoints
-    assert first.shaped_score < second.shaped_score
+    assert first.effective_score < second.effective_score
 
 
 def test_one_that_is_terminating_takes_no_new_work_and_is_known() -> None:
     policy = PoolPolicy.model_validate(
-        {"name": "p", "scoring": {"law": "health"}, "endpoints": [{"address": "10.0.0.1:80"}]}
+        {"name": "p", "scoring": {"strategy": "health"}, "endpoints": [{"address": "10.0.0.1:80"}]}
     )
     controller = PoolController(policy, random.Random(1))
     staying = EndpointSpec("10.0.0.2:80", "b")

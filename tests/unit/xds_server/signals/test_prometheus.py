@@ -24,7 +24,7 @@ from tests.unit.xds_server.signals.prometheus_rig import (
     wait_for,
 )
 from trimtab.endpoint.snapshot import EndpointView
-from trimtab.observation.kinds import Observation, SignalQueried
+from trimtab.observation.kinds import Observation, PrometheusSample
 from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import bundled_queries
 from trimtab.pool import EndpointSpec, PoolController
@@ -140,9 +140,9 @@ class Watched:
     controller: PoolController
     source: PrometheusSource
     errors: list[tuple[str, str, str]] = field(default_factory=list)
-    seen: list[SignalQueried] = field(default_factory=list)
+    seen: list[PrometheusSample] = field(default_factory=list)
 
-    def take(self, observations: Sequence[SignalQueried]) -> None:
+    def take(self, observations: Sequence[PrometheusSample]) -> None:
         self.seen.extend(observations)
         taken: Sequence[Observation] = observations
         self.controller.observe(time.time(), taken)

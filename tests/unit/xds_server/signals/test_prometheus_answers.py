@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from tests.harness import free_port, until
-from trimtab.observation.kinds import SignalQueried
+from trimtab.observation.kinds import PrometheusSample
 from trimtab.policy import PolicyFile
 from trimtab.policy.model import Pool
 from trimtab.policy.prometheus import Prometheus
@@ -82,7 +82,7 @@ async def ask(url: str, **changes: Any) -> Answer:
         (always(found({"metric": {}, "value": "7"})), "what answers is no Prometheus"),
         (
             always("", 302, Location="http://example.invalid/"),
-            "HTTP 302: Found: it leads to http://example.invalid/, and redirects are not followed: mend url",
+            "HTTP 302: Found: it leads to http://example.invalid/, and redirects are not followed: fix url",
         ),
         (always("no\nway", 403), "HTTP 403: Forbidden: give token_file, or username and password_file"),
         (always({"status": "error", "error": "too many samples"}), "the server says: too many samples"),
@@ -234,7 +234,7 @@ def pool(server: Prometheus) -> Pool:
 
 @asynccontextmanager
 async def source(server: Prometheus, *endpoints: EndpointSpec) -> AsyncIterator[tuple[PrometheusSource, Any]]:
-    reads: list[SignalQueried] = []
+    reads: list[PrometheusSample] = []
     asking = PrometheusSource(reads.extend, rng=Random(1))
     asking.update(pool(server), endpoints or (A,))
     try:

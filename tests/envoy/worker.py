@@ -1,4 +1,4 @@
-"""The observers in a process of their own: what is seen is pickled to a file."""
+"""The ext_proc workers in a process of their own: what is seen is pickled to a file."""
 
 import asyncio
 import pickle

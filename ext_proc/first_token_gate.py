@@ -24,13 +24,9 @@ _TURN_S = 0.1
 _TURNS_ALONE = 5
 
 GONE: Final = "gone"
-"""In the place of an opening: Envoy gave the attempt up, at the deadline, for a faster one, or as the client left."""
-
-LATE: Final = "late"
-"""In the place of an opening: every attempt of the hedged request has had its time."""
+"""In the place of an opening: Envoy gave the attempt up, at the deadline or as the client left."""
 
 _UNREAD = Opening(OpeningKind.UNREAD)
-_TOO_LATE = "The request took too long."
 _EMPTY = "The engine ended its answer before the first token."
 
 
@@ -117,11 +113,6 @@ class Refusal:
         )
         response.dynamic_metadata.get_or_create_struct(METADATA_NAMESPACE)[REFUSED_KEY] = True
         return response
-
-
-def too_late() -> pb.ProcessingResponse:
-    """Ends the request, with all its attempts, as a 504: while attempts run side by side Envoy itself ends none."""
-    return _ended(504, "timeout", _TOO_LATE)
 
 
 def _ended(status: int, reason: str, message: str) -> pb.ProcessingResponse:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from math import inf
 from typing import NamedTuple
 
 from trimtab.observation.kinds import AttemptEnded, Observation, Outcome, Verdict
@@ -18,12 +17,6 @@ _GIVEN_WORK = frozenset({State.UP, State.SLOW_START})
 # Where one in ten attempts is refused that is a retry for each; where all are, it is none.
 _EARNED = 0.15
 _SAVED = 10.0
-
-# Envoy 1.40 crashes when it retries an answer that an upstream filter has held while another attempt of the request is
-# in flight: the rest of the held answer then goes to the wrong one. Attempts run side by side from the deadline of a
-# hedge on, so what is held is retried only if Envoy surely hears of it before.
-_BEFORE_HEDGES_S = 0.5
-
 
 # Statuses of answers that are the caller's doing as a rule.
 _OF_THE_CALLER = frozenset({400, 413, 414, 415, 422})
@@ -54,8 +47,6 @@ class RetryAdvice:
     says. When all endpoints refuse, retries would only multiply the load; the control plane notices that within an
     interval, and tells in `take_states`. Then there are only as many as the answers that come all the same allow. Of a
     pool whose states were never told all is taken to be well.
-
-    A request that is nearly as old as its hedge is not retried.
     """
 
     def __init__(self, pools: Iterable[Pool] = ()) -> None:
@@ -96,13 +87,8 @@ class RetryAdvice:
         retries = self._retries_of(pool)
         return retries is not None and attempts > retries.attempts
 
-    def is_worth_it(self, pool: str, address: str, status: int, verdict: Verdict, hedge_in_s: float = inf) -> bool:
-        """Whether to retry what the endpoint at `address` refused with `status`.
-
-        `hedge_in_s`: how soon the request may have a second attempt beside this one.
-        """
-        if hedge_in_s < _BEFORE_HEDGES_S:
-            return False
+    def is_worth_it(self, pool: str, address: str, status: int, verdict: Verdict) -> bool:
+        """Whether to retry what the endpoint at `address` refused with `status`."""
         if verdict is Verdict.UNKNOWN:
             retries = self._retries_of(pool)
             worth_it = retries is not None and status in retries.status_codes
@@ -115,7 +101,7 @@ class RetryAdvice:
             return True
         return bool(endpoints.taking - {address}) and self._spend(pool)
 
-    def is_worth_another(self, now: float, asked: Asked, address: str, hedge_in_s: float = inf) -> bool:
+    def is_worth_another(self, now: float, asked: Asked, address: str) -> bool:
         """Whether to retry an answer without output that the endpoint at `address` gave at `now`.
 
         It is unless the other endpoints gave such an answer lately: then it is the caller's doing. Of a status that
@@ -129,8 +115,6 @@ class RetryAdvice:
             del given[next(iter(given))]
         if len(self._without_output) > _REMEMBERED:
             del self._without_output[next(iter(self._without_output))]
-        if hedge_in_s < _BEFORE_HEDGES_S:
-            return False
         others_gave = {other for other, at in given.items() if other != address and now - at < _LATELY_S}
         if status in _OF_THE_CALLER and others_gave:
             return False

@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -16,14 +14,13 @@ from envoy.service.ext_proc.v3 import external_processor_pb2_grpc as pb_grpc
 from google.protobuf.struct_pb2 import Value
 
 from ext_proc.access_log import media_type
-from ext_proc.first_token_gate import GONE, LATE, Meetings, Refusal, mark, settle, too_late
+from ext_proc.first_token_gate import GONE, Meetings, Refusal, mark, settle
 from ext_proc.full_stream_sampling import CloseLook
 from ext_proc.quiet_log import QuietLog
-from ext_proc.request_clock import RequestClock
 from ext_proc.retry_decision import Asked, RetryAdvice
 from ext_proc.unary import UnaryWatch, observation_of, read_unary
 from ext_proc.watch import Attempt, Opening, OpeningKind, StreamWatch
-from trimtab.datapath import ERROR_STATUS, ROLE_HEADER, Hedge, Role, hedge_of_route, pool_of_cluster, pool_of_route
+from trimtab.datapath import ERROR_STATUS, ROLE_HEADER, Role, pool_of_cluster, pool_of_route
 from trimtab.endpoint.outcome import is_json
 from trimtab.llmapi.rejections import MAX_BODY, RejectionReader
 from trimtab.observation.kinds import AnswerRead, Observation, Output, Rejected, Verdict
@@ -43,7 +40,7 @@ class ExtProcCounters:
     read_whole: int = 0  # of these, the ones that were to be read to their end
     rejects: int = 0  # error answers
     faults: int = 0  # streams that could not be understood: a fault of ours
-    gated: Counter[str] = field(default_factory=Counter)  # answers that the gate has held, by opening, `GONE` or `LATE`
+    gated: Counter[str] = field(default_factory=Counter)  # answers that the gate has held, by opening, or `GONE`
 
 
 class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
@@ -53,8 +50,8 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
     is known, so that the rest of an answer costs nothing; `full_stream_percent` of them are read to the end, and those
     of an endpoint that needs a full-stream sampling. An error answer is held for `reject_timeout_s` at most, and
     answered with a mark if `retries` says that it is worth another attempt. A gated stream is held until its first
-    token; one that begins with an error is answered with that error. One of a hedged request is answered with a 504
-    when every attempt has had its time. `report` is called on the event loop and must not block.
+    token; one that begins with an error is answered with that error. `report` is called on the event loop and must not
+    block.
     """
 
     def __init__(
@@ -73,7 +70,6 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         self.counters = ExtProcCounters()
         self._report = report
         self._clock = clock
-        self._request_clock = RequestClock(clock)
         self._quiet_log = QuietLog(log, clock)
         self._meetings = Meetings()
 
@@ -99,15 +95,8 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         if message is grpc.aio.EOF:
             return
         attempt = _attempt(message)
-        hedge = _hedge(message)
-        self._request_clock.now()  # so that a step back while this answer is held will be known
         try:
-            async with asyncio.timeout(hedge.held_ms / 1000 if hedge else None):
-                opening = await self._meetings.meet(attempt)
-        except TimeoutError:
-            self.counters.gated[LATE] += 1
-            await _write(stream, too_late())
-            return
+            opening = await self._meetings.meet(attempt)
         except asyncio.CancelledError:
             self.counters.gated[GONE] += 1
             raise
@@ -220,16 +209,14 @@ class ExtProcService(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
         asked_pool, attempts = _asked_pool(first), _attempts(first)
         if self.retries.are_spent(asked_pool, attempts):
             return False
-        hedge_in_s = _hedge_in_s(first, self._request_clock.now())
         asked = Asked(attempt.pool, status, attempt.path, _caller(first))
-        return self.retries.is_worth_another(self._clock(), asked, attempt.address, hedge_in_s)
+        return self.retries.is_worth_another(self._clock(), asked, attempt.address)
 
     def _is_worth_a_retry(self, first: pb.ProcessingRequest, attempt: Attempt, status: int, verdict: Verdict) -> bool:
         asked_pool, attempts = _asked_pool(first), _attempts(first)
         if self.retries.are_spent(asked_pool, attempts):
             return False
-        hedge_in_s = _hedge_in_s(first, self._request_clock.now())
-        return self.retries.is_worth_it(attempt.pool, attempt.address, status, verdict, hedge_in_s)
+        return self.retries.is_worth_it(attempt.pool, attempt.address, status, verdict)
 
 
 async def _write(stream: grpc.aio.ServicerContext, response: pb.ProcessingResponse) -> None:
@@ -267,11 +254,6 @@ def _attempt(message: pb.ProcessingRequest) -> Attempt:
     return attempt
 
 
-def _hedge(message: pb.ProcessingRequest) -> Hedge | None:
-    """How the request is hedged, as its route says."""
-    return hedge_of_route(_attributes(message)["xds.route_name"].string_value)
-
-
 def _asked_pool(message: pb.ProcessingRequest) -> str:
     return pool_of_route(_attributes(message)["xds.route_name"].string_value)
 
@@ -284,14 +266,6 @@ def _caller(message: pb.ProcessingRequest) -> str:
 def _attempts(message: pb.ProcessingRequest) -> int:
     """How many attempts the request has had, this one too."""
     return int(_attributes(message)["upstream.request_attempt_count"].number_value)
-
-
-def _hedge_in_s(message: pb.ProcessingRequest, now: float) -> float:
-    """How soon the request may have two attempts; infinity: never."""
-    if (hedge := _hedge(message)) is None:
-        return math.inf
-    requested_at = _attributes(message)["request.time"].string_value
-    return datetime.fromisoformat(requested_at).timestamp() + hedge.from_ms / 1000 - now if requested_at else -math.inf
 
 
 def _headers(message: pb.HttpHeaders) -> dict[str, str]:

@@ -4,7 +4,7 @@
 """
 
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 EXT_PROC_CLUSTER: Final = "trimtab_ext_proc"
 """The bootstrap's cluster of the ext_proc service, which receives the access log too."""
@@ -32,8 +32,6 @@ METADATA_NAMESPACE: Final = "trimtab"
 
 REFUSED_KEY: Final = "refused"
 """The key in it that is true of a request that ends with an engine's own error, though Envoy tells it."""
-
-_HEDGED = "hedged-"
 
 
 class Role(StrEnum):
@@ -64,27 +62,14 @@ def pool_of_cluster(name: str) -> str:
     return name.partition("/")[0]
 
 
-class Hedge(NamedTuple):
-    """What becomes of a request without a token."""
-
-    from_ms: int  # so long after its start it gets a second attempt beside the first one
-    held_ms: int  # an answer to it is held for so long at most: by then each of its attempts has had its time
-
-
-def route_name(pool: str, asked: Asked, hedge: Hedge | None = None) -> str:
+def route_name(pool: str, asked: Asked) -> str:
     """The name of the route to `pool`, as the ext_proc workers will hear of it."""
-    return f"{pool}/{asked}" if hedge is None else f"{pool}/{_HEDGED}{hedge.from_ms}-{hedge.held_ms}/{asked}"
+    return f"{pool}/{asked}"
 
 
 def pool_of_route(name: str) -> str:
     """The pool that the requests of a route ask for, whichever serves them."""
     return name.partition("/")[0]
-
-
-def hedge_of_route(name: str) -> Hedge | None:
-    """How requests of a route that `route_name` named are hedged, if they are."""
-    _, _, hedge = name.rpartition("/")[0].rpartition("/")
-    return Hedge(*map(int, hedge.removeprefix(_HEDGED).split("-"))) if hedge.startswith(_HEDGED) else None
 
 
 def asked_by_route(name: str) -> Asked:

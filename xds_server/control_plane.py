@@ -21,7 +21,6 @@ from trimtab.llmapi.probe_answer import ProbeAnswer
 from trimtab.llmapi.rejections import RejectionReader
 from trimtab.observation.kinds import ClusterChanged, Observation, WorkerMissed
 from trimtab.policy import Policy, PolicyFile
-from trimtab.policy.deadlines import deadlined
 from trimtab.policy.model import Fallback, Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision, State
 from trimtab.process.listening import bind, serve_http
@@ -97,7 +96,6 @@ class ControlPlane:
         self._failovers: dict[str, Failover] = defaultdict(Failover)
         self._splits: dict[str, Mapping[str, object]] = {}  # entries of the runtime layer, by pool
         self._retry_limits: dict[str, Mapping[str, int]] = {}  # likewise
-        self._deadlined: frozenset[str] = frozenset()  # pools of the policy in force
         self._heartbeats = Heartbeats()
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
@@ -218,7 +216,6 @@ class ControlPlane:
         now = time.time()
         self._policy = self._state.policy = policy
         self._share.limit(policy.ext_proc.cpu_budget_cores, policy.ext_proc.sample_percent)
-        self._deadlined = deadlined(policy.pools)
         wanted = {pool.name: pool for pool in policy.pools}
         for name in self._pools.keys() - wanted.keys():
             self._pools.pop(name).task.cancel()
@@ -324,7 +321,8 @@ class ControlPlane:
 
     def _limit_retries(self, decision: PoolDecision) -> None:
         """Keep retries of a missed deadline from the endpoint that missed it, where no other takes work."""
-        limits = retry_limits(self._pools[decision.pool].policy, decision) if decision.pool in self._deadlined else {}
+        timed = decision.pool in self._policy.deadlined_pools
+        limits = retry_limits(self._pools[decision.pool].policy, decision) if timed else {}
         if limits != self._retry_limits.get(decision.pool, {}):
             self._retry_limits[decision.pool] = limits
             self._push_runtime()

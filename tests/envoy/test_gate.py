@@ -40,7 +40,6 @@ class Script:
     steps: ClassVar[dict[str, Step]] = {
         "tokens": tokens(4, 0.05, 0.01),
         "silent": Chunks([(0, b": ping\n\n"), (0, ROLE), *[(0.2, b": ping\n\n")] * 100]),
-        "late": tokens(4, DEADLINE_S + 0.5, 0.01),
         "hang": Hang(),
         "reset": Chunks([], cut=True),
         "dead": Chunks([(0, ROLE), (0.02, DEAD), (0, DONE)]),
@@ -96,10 +95,7 @@ SCRIPT = Script()
 def gated_pools(engines: list[FakeEngine]) -> list[dict[str, Any]]:
     endpoints = [{"address": engine.address} for engine in engines]
     gate = {"enabled": True, "first_token_deadline_ms": round(DEADLINE_S * 1000)}
-    return [
-        {"name": "gated", "models": ["gated"], "endpoints": endpoints, "gate": gate},
-        {"name": "hedged", "models": ["hedged"], "endpoints": endpoints, "gate": {**gate, "hedge": True}},
-    ]
+    return [{"name": "gated", "models": ["gated"], "endpoints": endpoints, "gate": gate}]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -129,24 +125,22 @@ async def test_a_good_answer_is_held_for_its_token_only(rig: Rig) -> None:
     assert answer.headers["content-type"] == "text/event-stream"
 
 
-@pytest.mark.parametrize("model", ["gated", "hedged"])
 @pytest.mark.parametrize("step", ["silent", "hang"])
-async def test_silence_costs_the_deadline(rig: Rig, step: str, model: str) -> None:
+async def test_silence_costs_the_deadline(rig: Rig, step: str) -> None:
     """Also when it keeps the connection busy with comments and a role."""
-    usual, _ = await do(rig, "tokens", model=model)
-    answer, attempts = await do(rig, step, "tokens", model=model)
+    usual, _ = await do(rig, "tokens")
+    answer, attempts = await do(rig, step, "tokens")
     assert is_whole(answer)
     assert attempts == 2
     added_s = answer.first_byte_at - answer.sent_at - (usual.first_byte_at - usual.sent_at)
     assert DEADLINE_S - 0.05 < added_s < DEADLINE_S + 0.1
 
 
-@pytest.mark.parametrize("model", ["gated", "hedged"])
 @pytest.mark.parametrize("reset", [True, False], ids=["stream reset", "connection closed"])
-async def test_a_client_that_leaves_while_it_is_held_frees_its_engine(rig: Rig, reset: bool, model: str) -> None:
+async def test_a_client_that_leaves_while_it_is_held_frees_its_engine(rig: Rig, reset: bool) -> None:
     before = [call for engine in rig.engines for call in engine.calls]
     async with H2Client.connected(rig.policy.listen.port) as client:
-        stream = client.post("/v1/chat/completions", {"model": model, "stream": True}, **{"x-do": "silent"})
+        stream = client.post("/v1/chat/completions", {"model": "gated", "stream": True}, **{"x-do": "silent"})
         new = lambda: [call for engine in rig.engines for call in engine.calls if call not in before]  # noqa: E731
         await until(lambda: new() and len(new()[0].sent_at) > 2, what="a held stream")
         (call,) = new()
@@ -249,37 +243,6 @@ async def test_a_unary_answer_passes_unheld_and_without_a_deadline(rig: Rig, ste
     assert (answer.status, attempts) == (200, 1)
     assert await rig.envoy.stats(held) == before
     assert before
-
-
-async def test_a_hedge_leaves_the_late_attempt_its_chance(rig: Rig) -> None:
-    answer, attempts = await do(rig, "late", "silent", model="hedged")
-    assert answer.status == 200
-    assert attempts == 2
-    assert DEADLINE_S + 0.4 < answer.first_byte_at - answer.sent_at < DEADLINE_S + 0.9
-
-
-async def test_a_hedged_request_whose_attempts_are_all_silent_ends(rig: Rig) -> None:
-    begun = time.monotonic()
-    answers = await asyncio.gather(*(do(rig, "silent", model="hedged") for _ in range(20)))
-    for answer, attempts in answers:
-        assert (answer.status, attempts) == (504, 3)
-        assert answer.headers[REASON_HEADER] == "timeout"
-        error = json.loads(answer.body)["error"]
-        assert (error["code"], error["type"]) == (504, "ServiceUnavailableError"), "as without the hedge"
-        assert 3 * DEADLINE_S - 0.1 < answer.first_byte_at - answer.sent_at < 3 * DEADLINE_S + 1
-    assert time.monotonic() - begun < 3 * DEADLINE_S + 1.5
-
-
-@pytest.mark.parametrize("step", ["dead", "full-open", "busy"])
-async def test_an_error_is_not_retried_beside_another_attempt(rig: Rig, step: str) -> None:
-    """Envoy would crash."""
-    answer, attempts = await do(rig, "silent", step, model="hedged")
-    assert answer.status in (500, 503)
-    assert attempts == 2
-    assert time.time() - answer.sent_at < DEADLINE_S + 5
-    answer, attempts = await do(rig, step, "tokens", model="hedged")
-    assert is_whole(answer)
-    assert attempts == 2
 
 
 async def test_a_refusal_is_not_retried_when_all_refuse(rig: Rig) -> None:

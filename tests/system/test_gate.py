@@ -48,18 +48,17 @@ def worst_ttft_s(results: list[Result]) -> float:
     return max(result.ttft_s for result in results)
 
 
-@pytest.mark.parametrize("hedge", [True, pytest.param(False, marks=pytest.mark.soak)])
 async def test_an_engine_that_hangs_with_its_health_green_costs_the_deadline_and_nothing_else(
-    tmp_path: Path, engines: Engines, hedge: bool
+    tmp_path: Path, engines: Engines
 ) -> None:
-    trimtab = Trimtab(tmp_path, "up", policy_for(engines, gate=GATE | {"hedge": hedge}))
+    trimtab = Trimtab(tmp_path, "up", policy_for(engines, gate=GATE))
     async with running(trimtab):
         await trimtab.wait_serving()
         usual = await load(trimtab, 2, seed=1)
         await engines.fault(0, "hang_after_headers")
         hung = await load(trimtab, 5, seed=2)
         gone = await trimtab.metric("trimtab_gate_releases_total", release="gone")
-        # The loser of a hedge is cancelled as soon as the other one speaks, and the engine frees it.
+        # The late attempt is cancelled at its deadline, and the engine frees it.
         assert await running_sequences(engines, 0) == 0
     assert failures([*usual, *hung]) == []
     assert gone > 0

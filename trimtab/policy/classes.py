@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from trimtab.policy.deadlines import SHORTEST_HEDGE_MS
 from trimtab.policy.words import quoted
 from trimtab.strict import Flaw
 
@@ -26,12 +25,6 @@ def class_flaws(pool: "Pool") -> Iterator[Flaw]:
         if one.first_token_deadline_ms is not None and not pool.gate.enabled:
             yield Flaw(
                 "a first_token_deadline_ms needs the gate: set gate.enabled to true",
-                ("classes", index, "first_token_deadline_ms"),
-            )
-        elif pool.gate.hedge and (one.first_token_deadline_ms or SHORTEST_HEDGE_MS) < SHORTEST_HEDGE_MS:
-            yield Flaw(
-                f"hedge needs a first_token_deadline_ms of {SHORTEST_HEDGE_MS} or more, not "
-                f"{one.first_token_deadline_ms}",
                 ("classes", index, "first_token_deadline_ms"),
             )
     if pool.signals.prometheus is not None and len(pool.classes) < 2:

@@ -19,7 +19,6 @@ from trimtab.endpoint.request_classes import class_of
 from trimtab.observation.kinds import Verdict
 from trimtab.policy.by_strategy import ByStrategy
 from trimtab.policy.classes import class_flaws
-from trimtab.policy.deadlines import SHORTEST_HEDGE_MS
 from trimtab.policy.discovery import DiscoveryPolicy
 from trimtab.policy.metric import parse_metric
 from trimtab.policy.needs import idle_sources, unmet_needs, unreadable_terms
@@ -429,22 +428,6 @@ class Gate(Strict):
         description="A streamed attempt without a token for so long is given up for one on another endpoint. Choose "
         "more than the queue of a healthy one takes.",
     )
-    hedge: bool = Field(
-        False,
-        description="Let the late attempt run on beside the other one: the first token wins, the loser is cancelled. "
-        "Needs a deadline of 1000 or more; from half a second before it on, error answers are not retried.",
-    )
-
-    def flaws(self) -> Iterator[Flaw]:
-        if self.hedge and not self.enabled:
-            yield Flaw("hedge does nothing without the gate: set enabled to true", ("hedge",))
-        if self.hedge and self.first_token_deadline_ms < SHORTEST_HEDGE_MS:
-            yield Flaw(
-                f"hedge needs a first_token_deadline_ms of {SHORTEST_HEDGE_MS} or more, not "
-                f"{self.first_token_deadline_ms}",
-                ("first_token_deadline_ms",),
-                ("hedge",),
-            )
 
 
 class SignalNames(Strict):
@@ -711,6 +694,14 @@ class Policy(Strict):
     )
     rejections: Rejections = Field(default_factory=Rejections)
     pools: tuple[Pool, ...] = Field(min_length=1, description="What is served, and by which engines.")
+
+    @property
+    def deadlined_pools(self) -> frozenset[str]:
+        """The pools in whose clusters an attempt may have a first-token deadline: those with the gate, and those that
+        stand in for one, because a request keeps its deadline, whoever serves it."""
+        gated = [pool for pool in self.pools if pool.gate.enabled]
+        fallbacks = {fallback.pool for pool in gated for fallback in pool.fallbacks if fallback.pool is not None}
+        return frozenset(pool.name for pool in gated) | fallbacks
 
     def flaws(self) -> Iterator[Flaw]:
         yield from _used_twice("pool", "pools", [pool.name for pool in self.pools])

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 
 from envoy_data_plane.envoy.config.cluster.v3 import Cluster
 
-from trimtab.policy.deadlines import deadlined, hedged
 from trimtab.policy.model import Policy
 from xds_server.ads.snapshot import TypeUrl
 from xds_server.config import fallbacks
@@ -25,10 +24,9 @@ def static_resources(policy: Policy) -> dict[TypeUrl, dict[str, bytes]]:
 
 
 def _clusters(policy: Policy) -> Iterator[Cluster]:
-    timed, doubled = deadlined(policy.pools), hedged(policy.pools)
     for pool in policy.pools:
         for name in pool.clusters:
-            yield cluster(name, pool, policy.ext_proc, timed=pool.name in timed, hedged=pool.name in doubled)
+            yield cluster(name, pool, policy.ext_proc, timed=pool.name in policy.deadlined_pools)
         yield from fallbacks.clusters(pool)
 
 

@@ -40,10 +40,10 @@ _NO_LIMIT = 1_000_000
 _IDLE_CONNECTION = timedelta(seconds=4)
 
 
-def cluster(name: str, pool: Pool, ext_proc: ExtProc, *, timed: bool, hedged: bool) -> Cluster:
+def cluster(name: str, pool: Pool, ext_proc: ExtProc, *, timed: bool) -> Cluster:
     """The cluster `name` of `pool`; its EDS resource has the same name.
 
-    `timed`: an attempt in it may have a first-token deadline; `hedged`: attempts of one request may run side by side.
+    `timed`: an attempt in it may have a first-token deadline.
     """
     return Cluster(
         name=name,
@@ -82,7 +82,7 @@ def cluster(name: str, pool: Pool, ext_proc: ExtProc, *, timed: bool, hedged: bo
                     explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
                         http_protocol_options=Http1ProtocolOptions()
                     ),
-                    http_filters=upstream_filters(pool, ext_proc, hedged=hedged),
+                    http_filters=upstream_filters(pool, ext_proc),
                 )
             )
         },

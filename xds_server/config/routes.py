@@ -4,8 +4,7 @@ Everything about a request that may change while streams run is here, because a 
 alone.
 
 * A pool gets one route for each thing that a request can have asked for (a stream, no stream, not known), so
-  that the route's name tells the access log. It tells of a hedge too: a request keeps its route, whatever policy comes
-  meanwhile and whichever pool serves it.
+  that the route's name tells the access log.
 * A pool with length classes gets these for each class, the longest first: what has no length is short. The route
   is chosen anew once the body is here, so the length is known also of one that came in chunks.
 * Pools are tried in the policy's order. A model that no pool serves is answered here, with the 404 that an
@@ -37,7 +36,6 @@ from envoy_data_plane.envoy.config.core.v3 import (
 from envoy_data_plane.envoy.config.route.v3 import (
     DirectResponseAction,
     HeaderMatcher,
-    HedgePolicy,
     RetryPolicy,
     RetryPolicyRetryBackOff,
     RetryPolicyRetryHostPredicate,
@@ -62,7 +60,7 @@ from envoy_data_plane.envoy.type.matcher.v3 import (
 from envoy_data_plane.envoy.type.v3 import Int64Range
 from envoy_data_plane.google.protobuf import Any
 
-from trimtab.datapath import METADATA_NAMESPACE, REASON_HEADER, RETRY_HEADER, Asked, Hedge, route_name
+from trimtab.datapath import METADATA_NAMESPACE, REASON_HEADER, RETRY_HEADER, Asked, route_name
 from trimtab.policy.model import Listen, Policy, Pool, Retries
 from xds_server.config import fallbacks, globs
 from xds_server.config.body_attributes import (
@@ -146,19 +144,15 @@ def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[Me
         serves = RouteAction(cluster=cluster)
     for asked, condition in _ASKED.items():
         deadline_ms = _first_token_deadline_ms(pool, asked, number)
-        hedge = None
-        if deadline_ms and pool.gate.hedge:
-            hedge = Hedge(from_ms=deadline_ms, held_ms=deadline_ms * (1 + pool.retries.attempts))
         action = replace(
             serves,
             timeout=timedelta(0),
             idle_timeout=timedelta(seconds=idle_s),
             max_stream_duration=RouteActionMaxStreamDuration(max_stream_duration=timedelta(seconds=longest_s)),
-            retry_policy=_retry_policy(pool.retries, deadline_ms, hedged=hedge is not None),
-            hedge_policy=HedgePolicy(hedge_on_per_try_timeout=True) if hedge else None,
+            retry_policy=_retry_policy(pool.retries, deadline_ms),
         )
         yield Route(
-            name=route_name(pool.name, asked, hedge),
+            name=route_name(pool.name, asked),
             match=RouteMatch(prefix="/", headers=_longer_than(pool, number), dynamic_metadata=conditions + condition),
             route=action,
             request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
@@ -209,12 +203,7 @@ def _first_token_deadline_ms(pool: Pool, asked: Asked, number: int) -> int | Non
     return of_class or pool.gate.first_token_deadline_ms
 
 
-# Envoy's least. If the late attempt speaks while the one beside it still waits to be sent, Envoy 1.40 waits for that
-# one for ever: should the engine then die in mid-stream, the client hears nothing of it.
-_HEDGE_BACK_OFF_MS = 1
-
-
-def _retry_policy(retries: Retries, first_token_deadline_ms: int | None, *, hedged: bool) -> RetryPolicy | None:
+def _retry_policy(retries: Retries, first_token_deadline_ms: int | None) -> RetryPolicy | None:
     if retries.attempts == 0:
         return None
     return RetryPolicy(
@@ -233,8 +222,8 @@ def _retry_policy(retries: Retries, first_token_deadline_ms: int | None, *, hedg
         ],
         host_selection_retry_max_attempts=_HOST_SELECTION_ATTEMPTS,
         retry_back_off=RetryPolicyRetryBackOff(
-            base_interval=timedelta(milliseconds=_HEDGE_BACK_OFF_MS if hedged else retries.back_off_base_ms),
-            max_interval=timedelta(milliseconds=_HEDGE_BACK_OFF_MS if hedged else retries.back_off_max_ms),
+            base_interval=timedelta(milliseconds=retries.back_off_base_ms),
+            max_interval=timedelta(milliseconds=retries.back_off_max_ms),
         ),
     )
 

@@ -69,7 +69,6 @@ _OTHER_FORMATS = r"(?i)\s*(audio|image|video|multipart|application)/.*"
 # Attributes of the answer: those of the request are only delivered with a message about the request.
 _ATTRIBUTES = [
     "request.id",
-    "request.time",
     "request.url_path",
     "source.address",
     "upstream.address",
@@ -85,11 +84,8 @@ _HELD_AT_MOST = timedelta(hours=1)
 _GATED_LIMIT = timedelta(seconds=1)
 
 
-def upstream_filters(pool: Pool, policy: ExtProc, *, hedged: bool) -> list[HttpFilter]:
-    """The chain of a pool's cluster, the codec last. An answer goes through it from the last to the first.
-
-    `hedged`: attempts of one request may run side by side in it.
-    """
+def upstream_filters(pool: Pool, policy: ExtProc) -> list[HttpFilter]:
+    """The chain of a pool's cluster, the codec last. An answer goes through it from the last to the first."""
     is_stream = response_header("content-type", StringMatcher(prefix="text/event-stream", ignore_case=True))
     is_held = status_in(ERROR_STATUS)
     is_unary = all_of(
@@ -117,19 +113,19 @@ def upstream_filters(pool: Pool, policy: ExtProc, *, hedged: bool) -> list[HttpF
         only_if(all_of(watched, _sampled(policy.sample_percent)), _EXT_PROC, _watch(Role.WATCH)),
         only_if(all_of(is_held, negated(is_long)), _EXT_PROC, _reject(Role.REJECT, limit)),
         only_if(all_of(is_held, is_long), _EXT_PROC, _reject(Role.REJECT_HEADERS, limit)),
-        *_unread_mark(pool, hedged=hedged),
+        *_unread_mark(pool),
         HttpFilter(name=_CODEC, typed_config=Any.pack(UpstreamCodec())),
     ]
 
 
-def _unread_mark(pool: Pool, *, hedged: bool) -> list[HttpFilter]:
+def _unread_mark(pool: Pool) -> list[HttpFilter]:
     """The mark of errors that are retried unless the service reads them, and takes it off: it may be away.
 
     A 429 gets its mark from the service alone. Most of them are quotas, and one that nobody has read must not be
-    spent twice. So does any error where attempts may run side by side (`ext_proc.retry_decision` says why).
+    spent twice.
     """
     codes = [code for code in pool.retries.status_codes if code != 429]
-    if not codes or not pool.retries.attempts or hedged:
+    if not codes or not pool.retries.attempts:
         return []
     mark = HeaderValueOption(
         header=HeaderValue(key=RETRY_HEADER, value="unread"),

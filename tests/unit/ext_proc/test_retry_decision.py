@@ -1,7 +1,5 @@
 """Which refusals are worth another attempt."""
 
-from math import inf
-
 import pytest
 
 from ext_proc.retry_decision import Asked, RetryAdvice
@@ -112,13 +110,6 @@ def test_only_whole_answers_allow_retries_and_no_retry_goes_where_it_was() -> No
     assert sum(advice.is_worth_it("p", A, 503, Verdict.SATURATED) for _ in range(100)) == 10
 
 
-@pytest.mark.parametrize(
-    ("hedge_in_s", "worth_it"), [(inf, True), (0.6, True), (0.4, False), (-60.0, False), (-inf, False)]
-)
-def test_nothing_is_retried_beside_a_hedge(hedge_in_s: float, worth_it: bool) -> None:
-    assert RetryAdvice([pool()]).is_worth_it("p", A, 503, Verdict.SATURATED, hedge_in_s) is worth_it
-
-
 @pytest.mark.parametrize(("attempts", "spent"), [(0, False), (1, False), (2, False), (3, True), (4, True)])
 def test_a_request_has_the_attempts_of_its_pool(attempts: int, spent: bool) -> None:
     advice = RetryAdvice([pool(retries={"attempts": 2})])
@@ -175,9 +166,6 @@ class TestAnswersWithoutOutput:
         for status, is_worth_it in ((404, True), (400, False), (422, False)):
             advice.is_worth_another(100.0, Asked("p", status), A)
             assert advice.is_worth_another(100.1, Asked("p", status), B) is is_worth_it
-
-    def test_not_right_before_a_hedge(self) -> None:
-        assert not self.advice().is_worth_another(100.0, Asked("p", 404), A, hedge_in_s=0.2)
 
     def test_what_is_remembered_is_bounded_and_goes_with_the_pool(self) -> None:
         advice = self.advice()

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import grpc
@@ -242,29 +242,6 @@ async def test_only_the_engines_trouble_is_marked_for_a_retry(text: bytes, marke
         assert (RETRY_HEADER in removed) != marked  # Envoy's own mark, of what nobody has read
 
 
-@pytest.mark.parametrize(
-    ("age_s", "route", "marked"),
-    [
-        (0.2, "p/hedged-1000-3000/stream", True),
-        (0.6, "p/hedged-1000-3000/stream", False),
-        (0.6, "q/hedged-1000-3000/stream", False),  # of a pool for which this one stands in
-        (0.6, "p/hedged-4000-12000/stream", True),
-        (60, "p/stream", True),
-    ],
-)
-async def test_nothing_is_retried_beside_a_hedge_of_the_requests_own_route(
-    age_s: float, route: str, marked: bool
-) -> None:
-    """Whatever the policy says meanwhile: Envoy would crash."""
-    refusal = headers(503)
-    fields = refusal.attributes["envoy.filters.http.ext_proc"].fields
-    fields["xds.route_name"].string_value = route
-    fields["request.time"].string_value = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat()
-    async with line() as to:
-        (answer,) = await to.send("reject", refusal, body(BUSY, end=True))
-        assert (RETRY_HEADER in set_headers(answer)) == marked
-
-
 FAILED = b"data: " + BUSY + b"\n\n"
 OPENINGS: dict[str, tuple[tuple[pb.ProcessingRequest, ...], str | None]] = {
     "token": ((body(event("", role="assistant")), body(event("a"))), None),
@@ -369,18 +346,6 @@ async def test_attempts_of_one_request_are_told_apart_by_their_connections() -> 
         assert await held == []
         (answer,) = await to.send("gate", over(2))
         assert set_headers(answer)[":status"] == "503"
-
-
-async def test_a_hedged_request_is_ended_when_every_attempt_has_had_its_time() -> None:
-    async with line() as to:
-        watcher = to.open("watch-gated")
-        held = headers(200, **SSE)
-        await watcher.write(held)
-        held.attributes["envoy.filters.http.ext_proc"].fields["xds.route_name"].string_value = "p/hedged-20-60/stream"
-        (answer,) = await to.send("gate", held)
-        assert answer.immediate_response.status.code == 504
-        assert to.service.counters.gated == {"late": 1}
-        watcher.cancel()
 
 
 async def test_a_held_attempt_that_envoy_gives_up_is_counted_and_leaves_nothing() -> None:

@@ -81,7 +81,7 @@ def marked_unread(made: Policy, name: str = "p") -> set[str]:
         {"pool": {"endpoints": [{"address": "127.0.0.1:9000"}, {"address": "127.0.0.1:9001"}]}},
         {"pool": {"retries": {"attempts": 0}}},
         {"pool": {"retries": {"status_codes": [500]}}},
-        {"pool": {"gate": {"enabled": True, "hedge": True}}},
+        {"pool": {"gate": {"enabled": True}}},
         {"pool": {"balancing": {"policy": "round_robin"}}},
         {"pool": {"weighting": {"floor_share": 0.1}}},
         {"pool": {"fallbacks": [{"address": "127.0.0.1:9"}, {"answer": {"message": "Gone."}}]}},
@@ -156,18 +156,18 @@ def test_a_gated_stream_is_held_by_a_service_that_may_be_away_and_watched_every_
 
 
 def test_the_deadline_is_for_streams_of_a_gated_pool_only() -> None:
-    gate = {"enabled": True, "first_token_deadline_ms": 4000, "hedge": True}
+    gate = {"enabled": True, "first_token_deadline_ms": 4000}
     _, *routes = routes_of(policy(pool={"gate": gate})).virtual_hosts[0].routes
     limits = {
         route.name: (
             route.route.retry_policy.per_try_timeout.ToMilliseconds(),
-            route.route.hedge_policy.hedge_on_per_try_timeout,
+            route.route.HasField("hedge_policy"),
             route.route.retry_policy.retry_back_off.max_interval.ToMilliseconds(),
         )
         for route in routes
     }
     assert limits == {
-        "p/hedged-4000-12000/stream": (4000, True, 1),  # of a hedge that waits to be sent Envoy loses count
+        "p/stream": (4000, False, 250),
         "p/unary": (0, False, 250),
         "p/unknown": (0, False, 250),
     }
@@ -181,7 +181,6 @@ def test_the_deadline_is_for_streams_of_a_gated_pool_only() -> None:
         ({"retries": {"status_codes": [404]}}, {"404"}),
         ({"retries": {"attempts": 0}}, set()),
         ({"gate": {"enabled": True}}, {"502", "503", "529"}),
-        ({"gate": {"enabled": True, "hedge": True}}, set()),
     ],
 )
 def test_what_is_retried_unread(pool: dict[str, Any], codes: set[str]) -> None:
@@ -265,21 +264,21 @@ def test_envoy_judges_nothing_but_connections_and_never_for_long() -> None:
     assert outliers.max_ejection_time.seconds < policy().pools[0].weighting.breaker_open_s / 2
 
 
-def test_what_stands_in_for_a_hedged_pool_is_treated_as_one() -> None:
-    """The route, and with it the deadline and the hedge, stays the first pool's."""
+def test_what_stands_in_for_a_gated_pool_is_treated_as_one() -> None:
+    """The route, and with it the deadline, stays the first pool's."""
     endpoints = [{"address": "10.0.0.9:8000"}]
-    for gate, codes in (({"enabled": True}, {"502", "503", "529"}), ({"enabled": True, "hedge": True}, set())):
-        pools = [
-            {"name": "spare", "models": ["spare"], "endpoints": endpoints},
-            {"name": "p", "models": ["p"], "endpoints": endpoints, "gate": gate, "fallbacks": [{"pool": "spare"}]},
-            {"name": "other", "models": ["other"], "endpoints": endpoints},
-        ]
-        made = Policy.model_validate({"version": 1, "pools": pools})
-        assert marked_unread(made, "spare") == codes
-        assert marked_unread(made, "other") == {"502", "503", "529"}
-        # A missed deadline is no sign that an endpoint cannot be reached.
-        judged = {name: cluster_of(made, name).HasField("outlier_detection") for name in ("spare", "p", "other")}
-        assert judged == {"spare": False, "p": False, "other": True}
+    gate = {"enabled": True}
+    pools = [
+        {"name": "spare", "models": ["spare"], "endpoints": endpoints},
+        {"name": "p", "models": ["p"], "endpoints": endpoints, "gate": gate, "fallbacks": [{"pool": "spare"}]},
+        {"name": "other", "models": ["other"], "endpoints": endpoints},
+    ]
+    made = Policy.model_validate({"version": 1, "pools": pools})
+    assert marked_unread(made, "spare") == {"502", "503", "529"}
+    assert marked_unread(made, "other") == {"502", "503", "529"}
+    # A missed deadline does not show that an endpoint cannot be reached.
+    judged = {name: cluster_of(made, name).HasField("outlier_detection") for name in ("spare", "p", "other")}
+    assert judged == {"spare": False, "p": False, "other": True}
 
 
 def test_a_pool_without_fallbacks_is_named_alone_and_one_with_them_shares_only_by_the_runtime() -> None:

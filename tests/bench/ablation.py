@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.policy.model import Pool
+from trimtab.scoring.contract import Eligible
 from trimtab.scoring.cost_model import CostModel
 from trimtab.scoring.predicted_ttft import PredictedTtft
 from trimtab.sim.replay.arms import policy_arm
@@ -77,11 +78,9 @@ class _InSeconds(CostModel):
 class _OtherCosts(PredictedTtft):
     costs: ClassVar[type[CostModel]]
 
-    def _endpoint(self, id: EndpointId, capacity: float, first: tuple[float, float] | None) -> Any:
-        is_new = id not in self._endpoints
-        endpoint = super()._endpoint(id, capacity, first)
-        if is_new:
-            endpoint.cost = self.costs(endpoint.cost.per_kilotoken_s, endpoint.cost.per_attempt_s)
+    def _begin(self, id: EndpointId, capacity: float, first: tuple[float, float] | None) -> Any:
+        endpoint = super()._begin(id, capacity, first)
+        endpoint.cost = self.costs(endpoint.cost.per_kilotoken_s, endpoint.cost.per_attempt_s)
         return endpoint
 
 
@@ -121,31 +120,32 @@ class _WithoutTries(PredictedTtft):
     def _parts(
         self,
         pool: PoolSnapshot,
+        eligible: Eligible,
         known: Sequence[Any],
         waits: Sequence[float],
         floors: Sequence[float],
         tried: Sequence[bool],
     ) -> Sequence[Sequence[float]]:
-        return super()._parts(pool, known, waits, floors, [False] * len(tried))
+        return super()._parts(pool, eligible, known, waits, floors, [False] * len(tried))
 
 
-class _XdsProtocol(NamedTuple):
+class _Arm(NamedTuple):
     strategy: type[PredictedTtft] = PredictedTtft
     numbers: Mapping[str, Any] = {}
     interval_ms: int = 100
 
 
 _WHOLE = "the whole strategy"
-_PROTOCOLS: Mapping[str, _XdsProtocol] = {
-    _WHOLE: _XdsProtocol(),
-    "without change detection": _XdsProtocol(_WithoutChangeDetection),
-    "residuals in seconds": _XdsProtocol(_WithResidualsInSeconds),
-    "without the request's own prompt": _XdsProtocol(_WithoutOwnPrompt),
-    "poured by tokens alone, not by requests": _XdsProtocol(_WithTokensAlone),
-    "without the peak of bursts": _XdsProtocol(_WithoutPeak),
-    "without tries": _XdsProtocol(_WithoutTries),
-    "power form": _XdsProtocol(numbers={"form": "power"}),
-    "weights every 250 ms": _XdsProtocol(interval_ms=250),
+_PROTOCOLS: Mapping[str, _Arm] = {
+    _WHOLE: _Arm(),
+    "without change detection": _Arm(_WithoutChangeDetection),
+    "residuals in seconds": _Arm(_WithResidualsInSeconds),
+    "without the request's own prompt": _Arm(_WithoutOwnPrompt),
+    "poured by tokens alone, not by requests": _Arm(_WithTokensAlone),
+    "without the peak of bursts": _Arm(_WithoutPeak),
+    "without tries": _Arm(_WithoutTries),
+    "power form": _Arm(numbers={"form": "power"}),
+    "weights every 250 ms": _Arm(interval_ms=250),
 }
 
 

@@ -47,7 +47,7 @@ wrk.headers["content-type"] = "application/json"
 
 
 @dataclass
-class XdsProtocol:
+class Gateway:
     """One gateway under measurement."""
 
     url: str
@@ -59,7 +59,7 @@ class XdsProtocol:
     python_us: list[float] = field(default_factory=list)
 
 
-async def start(name: str, percent: float | None, upstream: str, folder: Path, stack: AsyncExitStack) -> XdsProtocol:
+async def start(name: str, percent: float | None, upstream: str, folder: Path, stack: AsyncExitStack) -> Gateway:
     folder.mkdir()
     if percent is None:
         port, admin = free_port(), free_port()
@@ -69,10 +69,10 @@ async def start(name: str, percent: float | None, upstream: str, folder: Path, s
         envoy = EnvoyProcess(bootstrap, f"127.0.0.1:{admin}", folder)
         stack.push_async_callback(envoy.stop)
         await envoy.start()
-        return XdsProtocol(f"http://127.0.0.1:{port}", psutil.Process(envoy.pid), None)
+        return Gateway(f"http://127.0.0.1:{port}", psutil.Process(envoy.pid), None)
     policy = {
         **on_free_ports(),
-        # Out of reach, so that the share is what the protocol says.
+        # Out of reach, so that the share is what the gateway says.
         "ext_proc": {"sample_percent": percent, "cpu_budget_cores": 64},
         "pools": [
             {
@@ -91,7 +91,7 @@ async def start(name: str, percent: float | None, upstream: str, folder: Path, s
     stack.push_async_callback(envoy.stop)
     await envoy.start()
     await serve.wait_serving()
-    return XdsProtocol(serve.url, psutil.Process(envoy.pid), psutil.Process(serve.pid))
+    return Gateway(serve.url, psutil.Process(envoy.pid), psutil.Process(serve.pid))
 
 
 async def upstream(folder: Path, stack: AsyncExitStack) -> str:
@@ -117,11 +117,11 @@ async def upstream(folder: Path, stack: AsyncExitStack) -> str:
     return f"127.0.0.1:{port}"
 
 
-async def load(protocol: XdsProtocol, script: Path, connections: int, seconds: float) -> tuple[float, float]:
+async def load(gateway: Gateway, script: Path, connections: int, seconds: float) -> tuple[float, float]:
     """Requests a second, and the median latency in ms."""
     wrk = await asyncio.create_subprocess_exec(
         *("wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency", "-s", str(script)),
-        f"{protocol.url}/v1/chat/completions",
+        f"{gateway.url}/v1/chat/completions",
         stdout=asyncio.subprocess.PIPE,
     )
     text = (await wrk.communicate())[0].decode()
@@ -138,16 +138,16 @@ def cpu(process: psutil.Process | None) -> float:
     return 0.0 if process is None else sum(process.cpu_times()[:2])
 
 
-async def measure(protocol: XdsProtocol, script: Path, seconds: float) -> None:
-    _, latency_ms = await load(protocol, script, 1, seconds)
-    protocol.latency_ms.append(latency_ms)
-    envoy, python = cpu(protocol.envoy), cpu(protocol.python)
-    per_s, _ = await load(protocol, script, 16, seconds)
+async def measure(gateway: Gateway, script: Path, seconds: float) -> None:
+    _, latency_ms = await load(gateway, script, 1, seconds)
+    gateway.latency_ms.append(latency_ms)
+    envoy, python = cpu(gateway.envoy), cpu(gateway.python)
+    per_s, _ = await load(gateway, script, 16, seconds)
     await asyncio.sleep(0.3)  # what is still observed belongs to these requests
     requests = per_s * seconds
-    protocol.per_s.append(per_s)
-    protocol.envoy_us.append(1e6 * (cpu(protocol.envoy) - envoy) / requests)
-    protocol.python_us.append(1e6 * (cpu(protocol.python) - python) / requests)
+    gateway.per_s.append(per_s)
+    gateway.envoy_us.append(1e6 * (cpu(gateway.envoy) - envoy) / requests)
+    gateway.python_us.append(1e6 * (cpu(gateway.python) - python) / requests)
 
 
 async def run(rounds: int, seconds: float) -> dict[str, Any]:
@@ -158,23 +158,23 @@ async def run(rounds: int, seconds: float) -> dict[str, Any]:
         script.write_text(_WRK_SCRIPT)
         (folder / "upstream").mkdir()
         address = await upstream(folder / "upstream", stack)
-        protocols = {
+        gateways = {
             name: await start(name, percent, address, folder / f"v{number}", stack)
             for number, (name, percent) in enumerate(PROTOCOLS.items())
         }
         ratios: dict[str, list[float]] = defaultdict(list)
         for _ in track(range(rounds), "observation", console=Console(stderr=True)):
-            for name, protocol in protocols.items():
-                await measure(protocol, script, seconds)
-                ratios[name].append(protocol.per_s[-1] / protocols["bare"].per_s[-1])
-        bare = median(protocols["bare"].latency_ms)
-        for name, protocol in protocols.items():
+            for name, gateway in gateways.items():
+                await measure(gateway, script, seconds)
+                ratios[name].append(gateway.per_s[-1] / gateways["bare"].per_s[-1])
+        bare = median(gateways["bare"].latency_ms)
+        for name, gateway in gateways.items():
             figures[name] = {
-                "added_p50_ms": median(protocol.latency_ms) - bare,
-                "p50_ratio": median(protocol.latency_ms) / bare,
+                "added_p50_ms": median(gateway.latency_ms) - bare,
+                "p50_ratio": median(gateway.latency_ms) / bare,
                 "requests_per_s_ratio": median(ratios[name]),
-                "envoy_cpu_ratio": median(protocol.envoy_us) / median(protocols["bare"].envoy_us),
-                "python_us_per_attempt": median(protocol.python_us),
+                "envoy_cpu_ratio": median(gateway.envoy_us) / median(gateways["bare"].envoy_us),
+                "python_us_per_attempt": median(gateway.python_us),
             }
     return figures
 

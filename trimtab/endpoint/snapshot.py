@@ -93,11 +93,7 @@ class PoolSnapshot:
     pool: str
     at: float
     endpoints: tuple[EndpointView, ...]
-    held: frozenset[EndpointId] = (
-        frozenset()
-    )  # those that weighting lets have the floor at most, whatever a strategy says
     classes: tuple[ClassView, ...] = ()  # short to long; of a pool that has none, none
-    barred: frozenset[EndpointId] = frozenset()  # those that take nothing of the longest class
     bytes_per_token: float | None = None  # of a request's body for each prompt token, by what the engines count
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.points import points_lost
 from trimtab.strict import Flaw, Strict
 
@@ -119,7 +119,7 @@ class Blend(Strategy):
     def required(self) -> frozenset[Need]:
         return frozenset(_READINGS[term.reading][0] for term in self._policy.terms if term.reading is not None)
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool.endpoints)
         scores = {}
         for view in pool.endpoints:

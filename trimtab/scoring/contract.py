@@ -6,7 +6,7 @@ may keep state between calls. It does no I/O, reads no clock and draws no random
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -42,8 +42,28 @@ class Score:
     prediction_error: float | None = None  # of a strategy that predicts TTFT: mean |predicted - seen| / seen
 
 
+@dataclass(frozen=True, slots=True)
+class Eligible:
+    """Which endpoints of a pool take new work. The others get a floor at most, whatever a strategy says."""
+
+    ids: frozenset[EndpointId]
+    not_longest: frozenset[EndpointId] = frozenset()  # those that take nothing of the longest length class
+
+    @classmethod
+    def everyone(cls, pool: PoolSnapshot) -> "Eligible":
+        """Every endpoint of `pool`, in every class."""
+        return cls(frozenset(view.id for view in pool.endpoints))
+
+    def of_each_class(self, classes: int) -> Sequence[frozenset[EndpointId]]:
+        """Those of each of so many length classes, short to long; of a pool without any, of all its work."""
+        return [self.ids] * (classes - 1) + [self.ids - self.not_longest]
+
+
 class Strategy(ABC):
-    """One scoring strategy with its numbers, for one pool.
+    """One scoring strategy with its config, for one pool.
+
+    Once per step `advance` is called, then `score`, with the same pool and the same eligible endpoints. State moves in
+    `advance` and `learn` alone, so what a strategy says of a pool can be asked at any time.
 
     `ramped` and `damped` say which weighting steps suit the strategy: a slow score wants both, a strategy that moves
     its shares on purpose at every interval wants neither.
@@ -60,11 +80,15 @@ class Strategy(ABC):
     )
     ttft_alpha: float = 0.2  # weight of a new sample in the mean TTFT that the strategy is shown
 
-    @abstractmethod
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        """Score every endpoint of `pool`, those in `pool.held` too; their shares are not used.
+    def advance(self, pool: PoolSnapshot, eligible: Eligible) -> None:  # noqa: B027
+        """Take in what came up to `pool.at`: work that was sent, endpoints that came or were restarted."""
 
-        Where the pool has length classes, a strategy that has no `class_shares` gives its shares to all of them.
+    @abstractmethod
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
+        """Score every endpoint of `pool`, those that are not eligible too; the shares of these are not used.
+
+        It changes nothing: the same pool gives the same scores again. Where the pool has length classes, a strategy
+        that has no `class_shares` gives its shares to all of them.
         """
 
     def required(self) -> frozenset[Need]:
@@ -86,4 +110,4 @@ class Strategy(ABC):
         return {}
 
     def restore(self, memory: Mapping[str, Any]) -> None:  # noqa: B027
-        """Take back what `remember` gave; unknown or malformed entries are ignored."""
+        """Take back what `dump` gave; unknown or malformed entries are ignored."""

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive, remembered
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.points import against_the_best
 from trimtab.strict import Strict
 
@@ -47,7 +47,8 @@ class DecodeP99(Strategy):
         self._memory: dict[str, float] = {}
         self._stepped_at: float | None = None
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+    def advance(self, pool: PoolSnapshot, eligible: Eligible) -> None:
+        now = pool.at
         for view in pool.endpoints:
             if view.id not in self._weights:
                 self._weights[view.id] = self._memory.pop(view.id.address, 1.0)
@@ -55,9 +56,11 @@ class DecodeP99(Strategy):
             self._stepped_at = now
         elif now - self._stepped_at >= self._policy.step_s:
             self._stepped_at = now
-            self._step(pool)
+            self._step(pool, eligible)
+
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool.endpoints)
-        shares = {view.id: self._weights[view.id] * capacities[view.id] for view in pool.endpoints}
+        shares = {view.id: self._weights.get(view.id, 1.0) * capacities[view.id] for view in pool.endpoints}
         scores = against_the_best(pool, shares)
         return {
             view.id: Score(scores[view.id], shares[view.id], {"gaps": 100.0 - scores[view.id]}, _why(view))
@@ -78,9 +81,9 @@ class DecodeP99(Strategy):
             if (weight := remembered(value)) is not None
         }
 
-    def _step(self, pool: PoolSnapshot) -> None:
-        # Of one that is held back the window tells what was before.
-        free = [view for view in pool.endpoints if view.id not in pool.held]
+    def _step(self, pool: PoolSnapshot, eligible: Eligible) -> None:
+        # Of one that is not eligible the window tells what was before.
+        free = [view for view in pool.endpoints if view.id in eligible.ids]
         known = {view.id: view.inter_token_p99_s * 1000.0 for view in free if view.inter_token_p99_s is not None}
         for id, p99_ms in known.items():
             self._weights[id] *= self._factor(p99_ms)

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.config import Positive, Share, sum_to_one
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.points import by_capacity, part, points_lost
 from trimtab.stats.fading import FadingPeak, FadingShare
 from trimtab.strict import Flaw, Strict
@@ -70,9 +70,8 @@ class Fused(Strategy):
     def required(self) -> frozenset[Need]:
         return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        self._watch_restarts(pool, now)
-        weights = self.weights(pool, now)
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
+        weights = self.weights(pool)
         said = ", ".join(f"{term} {weight:.2f}" for term, weight in weights.items())
 
         def lost(view: EndpointView) -> dict[str, float]:
@@ -86,13 +85,13 @@ class Fused(Strategy):
         self._violations.add(sample.at, float(late), 1.0)
         self._prompts.add(sample.prompt_bytes)
 
-    def weights(self, pool: PoolSnapshot, now: float) -> dict[str, float]:
-        """The weights of the terms now; they sum to 1. They are the pool's: all endpoints are held to the same."""
+    def weights(self, pool: PoolSnapshot) -> dict[str, float]:
+        """The weights of the terms at `pool.at`, the same for all endpoints; they sum to 1."""
         policy = self._policy
         allowed = policy.sla_violations
-        violations = self._violations.share(now, prior_hits=0.0, prior_total=_SLA_PRIOR)
+        violations = self._violations.share(pool.at, prior_hits=0.0, prior_total=_SLA_PRIOR)
         preemptions = max((view.preemptions_per_s or 0.0 for view in pool.endpoints), default=0.0)
-        shortage = max(preemptions / policy.preemptions_per_s, self._restarts.value(now) or 0.0)
+        shortage = max(preemptions / policy.preemptions_per_s, self._restarts.value(pool.at) or 0.0)
         # Between nothing and twice as much each, without a jump: a weight that jumps makes shares swing.
         grown = {
             "ttft": policy.ttft_weight * _grown((violations - allowed) / max(1e-3, (_SLA_DOUBLES - 1.0) * allowed)),
@@ -103,11 +102,11 @@ class Fused(Strategy):
         total = sum(grown.values())
         return {term: weight / total for term, weight in grown.items()}
 
-    def _watch_restarts(self, pool: PoolSnapshot, now: float) -> None:
+    def advance(self, pool: PoolSnapshot, eligible: Eligible) -> None:
         """An engine that runs out of memory dies, and none says of what: a new process stands for that."""
         incarnations = {view.id.address: view.id.incarnation for view in pool.endpoints}
         if any(incarnations.get(address, known) > known for address, known in self._incarnations.items()):
-            self._restarts.add(now, 1.0)
+            self._restarts.add(pool.at, 1.0)
         self._incarnations = incarnations
 
     def _losses(self, view: EndpointView, bytes_per_token: float) -> dict[str, float | None]:

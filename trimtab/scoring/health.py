@@ -8,7 +8,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.observation.kinds import Signals
 from trimtab.scoring.config import Positive, Share, sum_to_one
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.points import by_capacity
 from trimtab.strict import Flaw, Strict
 
@@ -43,7 +43,7 @@ class Health(Strategy):
         self._policy = policy
         self.ttft_alpha = policy.ttft_alpha
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
         return by_capacity(pool, self._points_lost)
 
     def _points_lost(self, view: EndpointView) -> dict[str, float]:

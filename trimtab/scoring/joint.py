@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.scoring.capacity import capabilities_of
 from trimtab.scoring.config import Positive
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.health import Health, HealthPolicy
 from trimtab.strict import Strict
 
@@ -42,14 +42,13 @@ class Joint(Strategy):
         self._policy = policy
         self._health = Health(HealthPolicy(ttft_threshold_ms=policy.ttft_threshold_ms))
         self._peak = 0.0  # most in flight recently, over the pool
-        self._held: frozenset[EndpointId] = frozenset()
+        self._ineligible: frozenset[EndpointId] = frozenset()
         self._recovered_at = -inf
-        self._judged_at: float | None = None
+        self._advanced_at: float | None = None
         self.alpha = policy.alpha
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
-        self._follow(pool, now)
-        healths, capabilities = self._health.judge(pool, now), capabilities_of(pool.endpoints)
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
+        healths, capabilities = self._health.score(pool, eligible), capabilities_of(pool.endpoints)
         most = max(capabilities.values(), default=1.0)
         scores = {}
         for view in pool.endpoints:
@@ -60,15 +59,16 @@ class Joint(Strategy):
             scores[view.id] = Score(score, score / 100.0, lost, f"alpha is {self.alpha:.2f}")
         return scores
 
-    def _follow(self, pool: PoolSnapshot, now: float) -> None:
+    def advance(self, pool: PoolSnapshot, eligible: Eligible) -> None:
         """Let alpha follow load and recovery; between 0.3 and 0.7 wherever it is on its way."""
-        elapsed = 0.0 if self._judged_at is None else max(0.0, now - self._judged_at)
+        now = pool.at
+        elapsed = 0.0 if self._advanced_at is None else max(0.0, now - self._advanced_at)
         in_flight = sum(view.load_attempts for view in pool.endpoints)
         self._peak = max(in_flight, self._peak * 0.5 ** (elapsed / _PEAK_HALF_LIFE_S))
-        present = {view.id for view in pool.endpoints}
-        if (self._held & present) - pool.held:
+        if self._ineligible & eligible.ids:
             self._recovered_at = now
-        self._held, self._judged_at = pool.held, now
+        self._ineligible = frozenset(view.id for view in pool.endpoints) - eligible.ids
+        self._advanced_at = now
         self.alpha += (self._wanted(in_flight, now) - self.alpha) * (1.0 - exp(-elapsed / _SETTLE_S))
 
     def _wanted(self, in_flight: int, now: float) -> float:

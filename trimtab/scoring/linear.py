@@ -7,7 +7,7 @@ from pydantic import Field
 
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.config import Positive, Share, sum_to_one
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.points import by_capacity, part, points_lost
 from trimtab.strict import Flaw, Strict
 
@@ -41,7 +41,7 @@ class Linear(Strategy):
     def required(self) -> frozenset[Need]:
         return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
         return by_capacity(pool, self._points_lost)
 
     def _points_lost(self, view: EndpointView) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.attempt_tracker import ERROR_HALF_LIFE_S
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.config import Positive, Share, sum_to_one
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.points import by_capacity, points_lost
 from trimtab.strict import Flaw, Strict
 
@@ -43,7 +43,7 @@ class Middleware(Strategy):
     def required(self) -> frozenset[Need]:
         return self.needs if self._policy.kv_weight else self.needs - {Need.KV_USAGE}
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
         return by_capacity(pool, self._points_lost)
 
     def _points_lost(self, view: EndpointView) -> dict[str, float]:
@@ -56,10 +56,10 @@ class Middleware(Strategy):
 def _queue_wait_s(view: EndpointView) -> float | None:
     """How long [s] the next request will wait: as the last ones did for their token, or longer, if the queue has grown.
 
-    What a queue of known length takes follows from the rate of answers (Little's strategy).
+    What a queue of known length takes follows from the rate of answers (Little's law).
     """
     waiting = view.signals.waiting
-    if not waiting:
+    if waiting is None or waiting < 1:  # less than a request: a mean over time, by Prometheus
         return view.ttft_s
     per_s = max(_LEAST_PER_S, _PER_S * view.error_samples)
     return max(waiting / per_s, view.ttft_s or 0.0)

@@ -13,7 +13,7 @@ from trimtab.endpoint.snapshot import ClassView, EndpointId, EndpointView, PoolS
 from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.cost_model import CostModel, is_memory
 from trimtab.strict import Strict
 
@@ -159,30 +159,33 @@ class PredictedTtft(Strategy):
         self._memory: dict[str, Mapping[str, float]] = {}
         self._up_to_bytes: tuple[float, ...] = (inf,)  # of each length class
         self._demands = [_Demand()]  # likewise
-        self._judged_at: float | None = None
+        self._advanced_at: float | None = None
         self._learned_ratio = policy.bytes_per_token
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+    def advance(self, pool: PoolSnapshot, eligible: Eligible) -> None:
         self._learned_ratio = pool.bytes_per_token or self._policy.bytes_per_token
-        capacities = capacities_of(pool.endpoints)
-        largest = max(capacities.values(), default=1.0)
-        relative = {id: capacity / largest for id, capacity in capacities.items()}
-        first = None if relative.keys() <= self._endpoints.keys() else self._first_costs(relative)
-        known = [self._endpoint(view.id, relative[view.id], first) for view in pool.endpoints]
+        known = self._known(_relative_capacities(pool))
+        self._endpoints |= {view.id: endpoint for view, endpoint in zip(pool.endpoints, known, strict=True)}
+        for view in pool.endpoints:
+            self._memory.pop(view.id.address, None)
         sent = [
-            endpoint.sent(now, view.prompt_bytes_sent) for view, endpoint in zip(pool.endpoints, known, strict=True)
+            endpoint.sent(pool.at, view.prompt_bytes_sent) for view, endpoint in zip(pool.endpoints, known, strict=True)
         ]
-        self._follow_demand(pool.classes, sum(sent), now)
-        waits = [self._predicted(view, endpoint.cost) for view, endpoint in zip(pool.endpoints, known, strict=True)]
+        self._follow_demand(pool.classes, sum(sent), pool.at)
+
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
+        relative = _relative_capacities(pool)
+        known = self._known(relative)
+        waits = [self._wait(view, endpoint.cost) for view, endpoint in zip(pool.endpoints, known, strict=True)]
         # By capacity, not by the learned speed, which may be the very thing that is wrong.
         floors = [self._policy.floor * relative[view.id] for view in pool.endpoints]
         tried = [
-            not view.in_flight and endpoint.wants_try(now, wait, self._policy.retry_s)
+            not view.in_flight and endpoint.wants_try(pool.at, wait, self._policy.retry_s)
             for view, endpoint, wait in zip(pool.endpoints, known, waits, strict=True)
         ]
-        if (newcomer := _next_newcomer(pool, known)) is not None:
+        if (newcomer := _next_newcomer(pool, eligible, known)) is not None:
             tried[newcomer] = True
-        by_class = self._parts(pool, known, waits, floors, tried)
+        by_class = self._parts(pool, eligible, known, waits, floors, tried)
         return {
             view.id: self._score(view, known[number], waits[number], [parts[number] for parts in by_class])
             for number, view in enumerate(pool.endpoints)
@@ -219,18 +222,27 @@ class PredictedTtft(Strategy):
         ]
         return (median(a for a, _ in proven), median(b for _, b in proven)) if proven else None
 
-    def _endpoint(self, id: EndpointId, capacity: float, first: tuple[float, float] | None) -> _Endpoint:
-        endpoint = self._endpoints.get(id)
-        if endpoint is None:
-            per_kilotoken_s, per_attempt_s = first or (_FIRST_PER_KILOTOKEN_S / self._unit, _FIRST_PER_ATTEMPT_S)
-            cost = CostModel(per_kilotoken_s / capacity, per_attempt_s / capacity)
-            memory = self._memory.pop(id.address, None)
-            if memory is not None:
-                cost.restore(memory)
-            endpoint = self._endpoints[id] = _Endpoint(cost, newcomer=first is not None and memory is None)
-        return endpoint
+    def _known(self, capacities: Mapping[EndpointId, float]) -> Sequence[_Endpoint]:
+        """What is known of each endpoint, a new one as its memory, or its peers, say. Capacities: relative."""
+        is_new = not capacities.keys() <= self._endpoints.keys()
+        first = self._first_costs(capacities) if is_new else None
+        return [self._endpoints.get(id) or self._begin(id, capacity, first) for id, capacity in capacities.items()]
 
-    def _predicted(self, view: EndpointView, cost: CostModel) -> float:
+    def _begin(self, id: EndpointId, capacity: float, first: tuple[float, float] | None) -> _Endpoint:
+        per_kilotoken_s, per_attempt_s = first or (_FIRST_PER_KILOTOKEN_S / self._unit, _FIRST_PER_ATTEMPT_S)
+        cost = CostModel(per_kilotoken_s / capacity, per_attempt_s / capacity)
+        if (memory := self._memory.get(id.address)) is not None:
+            cost.restore(memory)
+        return _Endpoint(cost, newcomer=first is not None and memory is None)
+
+    def predict(self, endpoint: EndpointView, prompt_bytes: int) -> float | None:
+        """The time to first token [s] of a request with so long a body, if the endpoint got it now; None: unknown."""
+        known = self._endpoints.get(endpoint.id)
+        if known is None:
+            return None
+        return self._wait(endpoint, known.cost) + known.cost.predict(self._kilotokens(prompt_bytes), 1.0)
+
+    def _wait(self, view: EndpointView, cost: CostModel) -> float:
         """How long a request without a prompt would wait now, seconds.
 
         An attempt that has waited longer than it should have is believed before the model: the endpoint is slower
@@ -242,6 +254,7 @@ class PredictedTtft(Strategy):
     def _parts(
         self,
         pool: PoolSnapshot,
+        eligible: Eligible,
         known: Sequence[_Endpoint],
         waits: Sequence[float],
         floors: Sequence[float],
@@ -255,9 +268,11 @@ class PredictedTtft(Strategy):
         """
         by_class: list[Sequence[float]] = []
         levels = list(waits)
-        for demand, out in reversed(list(zip(self._demands, _out_of_each(pool), strict=True))):
+        for demand, takers in reversed(
+            list(zip(self._demands, eligible.of_each_class(len(self._demands)), strict=True))
+        ):
             # Nothing is poured over an endpoint that takes no new work: it would be lost.
-            free = [number for number, view in enumerate(pool.endpoints) if view.id not in out]
+            free = [number for number, view in enumerate(pool.endpoints) if view.id in takers]
             rates = [self._rate(known[number].cost, demand) for number in free]
             shares = dict(zip(free, self._shares(demand, [levels[number] for number in free], rates), strict=True))
             _bound_newcomers(shares, dict(zip(free, rates, strict=True)), known)
@@ -326,10 +341,10 @@ class PredictedTtft(Strategy):
         if limits != self._up_to_bytes:
             self._up_to_bytes, self._demands = limits, [_Demand() for _ in limits]
         brought = [demand.sent(one.prompt_bytes_sent) for demand, one in zip(self._demands, classes, strict=False)]
-        elapsed = 0.0 if self._judged_at is None else max(0.0, now - self._judged_at)
+        elapsed = 0.0 if self._advanced_at is None else max(0.0, now - self._advanced_at)
         for demand, came in zip(self._demands, brought or [prompt_bytes], strict=True):
             demand.follow(self._kilotokens(came), kept=0.5 ** (elapsed / self._policy.peak_half_life_s))
-        self._judged_at = now
+        self._advanced_at = now
 
     @property
     def _unit(self) -> float:
@@ -341,16 +356,17 @@ class PredictedTtft(Strategy):
         return prompt_bytes / self._policy.bytes_per_token / 1000.0
 
 
-def _out_of_each(pool: PoolSnapshot) -> Sequence[frozenset[EndpointId]]:
-    """Those that take nothing of each length class, short to long; of a pool that has none, of all."""
-    longest = pool.held | pool.barred
-    return [pool.held] * (len(pool.classes) - 1) + [longest]
+def _relative_capacities(pool: PoolSnapshot) -> Mapping[EndpointId, float]:
+    """Of each endpoint, as parts of the largest."""
+    capacities = capacities_of(pool.endpoints)
+    largest = max(capacities.values(), default=1.0)
+    return {id: capacity / largest for id, capacity in capacities.items()}
 
 
-def _next_newcomer(pool: PoolSnapshot, known: Sequence[_Endpoint]) -> int | None:
+def _next_newcomer(pool: PoolSnapshot, eligible: Eligible, known: Sequence[_Endpoint]) -> int | None:
     """The newcomer that is to show next whether it answers. One at a time: what it fails is retried on the others."""
     for number, (view, endpoint) in enumerate(zip(pool.endpoints, known, strict=True)):
-        if endpoint.newcomer and not view.in_flight and view.id not in pool.held:
+        if endpoint.newcomer and not view.in_flight and view.id in eligible.ids:
             return number
     return None
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive, Share
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.strict import Strict
 
 _UNSEEN_TTFT_S = 0.1  # of a pool that has not shown a token yet
@@ -43,11 +43,11 @@ class Reciprocal(Strategy):
     def __init__(self, policy: ReciprocalPolicy) -> None:
         self._policy = policy
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
         capacities = capacities_of(pool.endpoints)
         slowness = self._slowness(pool)
         queues = {view.id: view.load_attempts + 1.0 for view in pool.endpoints}
-        free = [view.id for view in pool.endpoints if view.id not in pool.held] or list(queues)
+        free = [view.id for view in pool.endpoints if view.id in eligible.ids] or list(queues)
         least = min((queues[id] for id in free), default=1.0)
         fastest = min((slowness[id] for id in free), default=1.0)
         return {

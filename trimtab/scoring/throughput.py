@@ -8,7 +8,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring.capacity import capabilities_of, capacities_of
 from trimtab.scoring.config import Share
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.points import against_the_best
 from trimtab.strict import Strict
 
@@ -33,7 +33,7 @@ class Throughput(Strategy):
     def __init__(self, policy: ThroughputPolicy) -> None:
         self._policy = policy
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
         capacities, capabilities = capacities_of(pool.endpoints), capabilities_of(pool.endpoints)
         capacity, capability = sum(capacities.values()), sum(capabilities.values())
         shares = {}

@@ -11,7 +11,7 @@ from pydantic import Field
 from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive, remembered
-from trimtab.scoring.contract import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.points import against_the_best
 from trimtab.strict import Strict
 
@@ -65,23 +65,27 @@ class Wdrm(Strategy):
         self._worse = 0  # in a row
         self._stepped_at: float | None = None
 
-    def judge(self, pool: PoolSnapshot, now: float) -> Mapping[EndpointId, Score]:
+    def advance(self, pool: PoolSnapshot, eligible: Eligible) -> None:
+        now = pool.at
         if self._weights.keys() != {view.id for view in pool.endpoints}:
             self._join(pool)
         if self._stepped_at is None or now < self._stepped_at:
             self._stepped_at = now
         elif now - self._stepped_at >= self._policy.step_s:
             self._stepped_at = now
-            self._step(pool)
-        scores = against_the_best(pool, self._weights)
+            self._step(pool, eligible)
+
+    def score(self, pool: PoolSnapshot, eligible: Eligible) -> Mapping[EndpointId, Score]:
+        weights = {view.id: self._weights.get(view.id, 0.0) for view in pool.endpoints}
+        scores = against_the_best(pool, weights)
         why = f"step {self._taken} of {self.step_size(max(1, self._taken)):.3f}"
         return {
-            view.id: Score(scores[view.id], self._weights[view.id], {"ttft": 100.0 - scores[view.id]}, why)
+            view.id: Score(scores[view.id], weights[view.id], {"ttft": 100.0 - scores[view.id]}, why)
             for view in pool.endpoints
         }
 
     def forget(self, endpoint: EndpointId) -> None:
-        # Its weight goes to the others when they are judged without it.
+        # Its weight goes to the others when the pool advances without it.
         self._memory.pop(endpoint.address, None)
 
     def dump(self) -> dict[str, Any]:
@@ -115,13 +119,13 @@ class Wdrm(Strategy):
         self._steps.clear()
         self._taken = self._worse = 0
 
-    def _step(self, pool: PoolSnapshot) -> None:
+    def _step(self, pool: PoolSnapshot, eligible: Eligible) -> None:
         scale = self._policy.ttft_scale_ms / 1000.0
-        # Of one that is held back, TTFT tells what was before. It keeps its weight, and so does one without a token.
+        # Of one that is not eligible, TTFT tells what was before. It keeps its weight, and so does one without a token.
         ttft = {
             view.id: min(_TTFT_MAX, view.ttft_s / scale)
             for view in pool.endpoints
-            if view.ttft_s is not None and view.id not in pool.held
+            if view.ttft_s is not None and view.id in eligible.ids
         }
         share = sum(self._weights[id] for id in ttft)
         if len(ttft) < 2 or share <= 0:

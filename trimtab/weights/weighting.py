@@ -15,7 +15,7 @@ from trimtab.health.probe_health import Watch
 from trimtab.policy.model import Weighting
 from trimtab.policy.prometheus import CustomSignal
 from trimtab.scoring.capacity import capacities_of
-from trimtab.scoring.contract import Score, Strategy
+from trimtab.scoring.contract import Eligible, Score, Strategy
 from trimtab.weights.consolidation import Consolidation
 from trimtab.weights.integers import floored, moved, to_weight
 from trimtab.weights.slow_start import NEW_ENDPOINT
@@ -98,9 +98,10 @@ class Weigher:
         self._health = {view.id: self._health_of(now, view.id) for view in views}
         self._open_breakers(now)
         holds = self._holds(now, views)
-        held = frozenset(id for id, hold in holds.items() if hold)
         barred = self._barred(pool, holds)
-        judged = strategy.judge(replace(pool, held=held, barred=barred), now)
+        eligible = Eligible(frozenset(id for id, hold in holds.items() if hold is None), barred)
+        strategy.advance(pool, eligible)
+        judged = strategy.score(pool, eligible)
         scores = {id: _bounded(score) for id, score in judged.items()}
         effective = {id: self._effective_score(now, id, hold, scores[id].score, strategy) for id, hold in holds.items()}
         panic = all(holds.values())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.scene import POOL, A, B, Scene, ended, read, rejected, started, token
+from tests.unit.scoring.views import step
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.endpoint.token_ratio import TokenRatio
 from trimtab.observation.kinds import Histogram, Observation, Signals, SignalsRead
@@ -156,7 +157,7 @@ def test_what_the_strategy_says_of_tokens_follows_and_its_shares_do_not() -> Non
     strategy = PredictedTtft(PredictedTtftPolicy(bytes_per_token=4))
     views = tuple(EndpointView(EndpointId(address), address, None, prompt_bytes_sent=9000) for address in (A, B))
     scores = [
-        list(strategy.judge(PoolSnapshot("pool", 1000.0, views, bytes_per_token=ratio), 1000.0).values())
+        list(step(strategy, PoolSnapshot("pool", 1000.0, views, bytes_per_token=ratio), 1000.0).values())
         for ratio in (None, 8.0)
     ]
     assert [score.share for score in scores[0]] == [score.share for score in scores[1]]
@@ -167,7 +168,7 @@ def test_what_the_strategy_says_of_tokens_follows_and_its_shares_do_not() -> Non
 def test_what_is_assumed_of_a_new_endpoint_is_said_in_tokens() -> None:
     view = EndpointView(EndpointId(A), A, None)
     pool = PoolSnapshot("pool", 1000.0, (view,), bytes_per_token=8.0)
-    (score,) = PredictedTtft(PredictedTtftPolicy(bytes_per_token=4)).judge(pool, 1000.0).values()
+    (score,) = step(PredictedTtft(PredictedTtftPolicy(bytes_per_token=4)), pool, 1000.0).values()
     assert "(100 ms a thousand prompt tokens" in score.why
 
 

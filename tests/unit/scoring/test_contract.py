@@ -1,7 +1,10 @@
 """What holds for every strategy, whatever its formula."""
 
+import copy
 import json
+from collections import deque
 from dataclasses import replace
+from enum import Enum
 from math import isfinite
 from pathlib import Path
 from random import Random
@@ -13,10 +16,11 @@ from hypothesis import strategies as st
 from tests.unit.scene import A, B, Scene, answered, read
 from tests.unit.scoring.fluid import Pool, engines
 from tests.unit.scoring.strategies import POLICIES, STRATEGIES
-from tests.unit.scoring.views import READINGS, pools, with_view
+from tests.unit.scoring.views import READINGS, pools, step, with_view
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.policy.model import Weighting
 from trimtab.scoring import Need, Score, Strategy
+from trimtab.scoring.contract import Eligible
 from trimtab.weights.weighting import Weigher
 
 PAGES = Path(__file__).parents[3] / "docs" / "strategies"
@@ -64,8 +68,8 @@ def shares_of(scores: dict[EndpointId, Score] | object) -> dict[EndpointId, floa
 def after_a_past(strategy: Strategy, past: PoolSnapshot, pool: PoolSnapshot) -> dict[EndpointId, Score]:
     """What a strategy says of a pool that it has known as it was for half a minute."""
     for now in (1000.0, 1010.0, 1020.0):
-        strategy.judge(past, now)
-    return dict(strategy.judge(pool, 1030.0))
+        step(strategy, past, now)
+    return dict(step(strategy, pool, 1030.0))
 
 
 def test_every_strategy_is_in_the_tables() -> None:
@@ -129,7 +133,7 @@ def test_what_is_unknown_lies_between_the_best_and_the_worst(
     ends = (0.0, 1e6) if reading != "kv_usage" else (0.0, 1.0)
     view = data.draw(st.sampled_from(pool.endpoints))
     best, unknown, worst = (
-        STRATEGIES[name]().judge(with_view(pool, put(view, value)), 1000.0)[view.id].score
+        step(STRATEGIES[name](), with_view(pool, put(view, value)), 1000.0)[view.id].score
         for value in (ends[not more_is_worse], None, ends[more_is_worse])
     )
     assert worst - 1e-9 <= unknown <= best + 1e-9
@@ -140,7 +144,7 @@ def test_what_is_unknown_lies_between_the_best_and_the_worst(
 @quick
 def test_of_a_pool_of_which_nothing_is_known_shares_follow_capacity(name: str, capacities: list[float]) -> None:
     views = tuple(EndpointView(EndpointId(f"a{i}:1"), f"a{i}", capacity) for i, capacity in enumerate(capacities))
-    shares = shares_of(dict(STRATEGIES[name]().judge(PoolSnapshot("pool", 1000.0, views), 1000.0)))
+    shares = shares_of(dict(step(STRATEGIES[name](), PoolSnapshot("pool", 1000.0, views), 1000.0)))
     if name == "joint":  # adds capacity up
         ranked = sorted(views, key=lambda view: view.capacity or 0)
         assert [shares[view.id] for view in ranked] == sorted(shares.values())
@@ -222,6 +226,22 @@ def test_those_that_measure_need_no_capacities(name: str) -> None:
 
 
 @every_strategy
+@given(past=pools(least=2), now=pools(least=2))
+@quick
+def test_a_score_moves_no_state(name: str, past: PoolSnapshot, now: PoolSnapshot) -> None:
+    """It can be asked again, or of another pool meanwhile, and says the same."""
+    strategy = STRATEGIES[name]()
+    first = step(strategy, past)
+    eligible, others = Eligible.everyone(past), Eligible.everyone(now)
+    before = copy.deepcopy(strategy)
+    scores = strategy.score(past, eligible)
+    strategy.score(now, others)
+    assert strategy.score(past, eligible) == scores
+    assert _state_of(strategy) == _state_of(before)
+    assert first.keys() == scores.keys()
+
+
+@every_strategy
 def test_what_is_remembered_is_recalled(name: str) -> None:
     pool = Pool(STRATEGIES[name](), engines(10, 4, 1), demand=9)
     pool.run(60)
@@ -229,7 +249,7 @@ def test_what_is_remembered_is_recalled(name: str) -> None:
     again = STRATEGIES[name]()
     again.restore(json.loads(json.dumps(pool.strategy.dump())))
     assert bool(pool.strategy.dump()) is (name in LEARNING)
-    again.judge(snapshot, pool.now)
+    step(again, snapshot, pool.now)
     assert _flat(again.dump()) == pytest.approx(_flat(pool.strategy.dump()))
 
 
@@ -246,7 +266,7 @@ anything = st.recursive(
 def test_a_malformed_memory_does_no_harm(name: str, memory: dict[str, object], pool: PoolSnapshot) -> None:
     strategy = STRATEGIES[name]()
     strategy.restore(memory)
-    scores = strategy.judge(pool, 1000.0)
+    scores = step(strategy, pool, 1000.0)
     assert all(0 <= score.score <= 100 and isfinite(score.share) for score in scores.values())
     json.dumps(strategy.dump())
 
@@ -257,7 +277,7 @@ def test_an_endpoint_that_is_gone_is_forgotten(name: str) -> None:
     pool.run(30)
     for engine in pool.engines:
         pool.strategy.forget(engine.id)
-    pool.strategy.judge(PoolSnapshot("pool", pool.now, ()), pool.now)
+    step(pool.strategy, PoolSnapshot("pool", pool.now, ()), pool.now)
     assert pool.strategy.dump() == {}
 
 
@@ -291,3 +311,16 @@ def _flat(memory: object, path: str = "") -> dict[str, float]:
     if isinstance(memory, dict):
         return {key: value for name, inner in memory.items() for key, value in _flat(inner, f"{path}/{name}").items()}
     return {path: memory} if isinstance(memory, int | float) else {}
+
+
+def _state_of(thing: object) -> object:
+    """All that an object holds, comparable."""
+    if isinstance(thing, dict):
+        return {str(key): _state_of(value) for key, value in thing.items()}
+    if isinstance(thing, list | tuple | deque | frozenset):
+        return [_state_of(value) for value in thing]
+    if isinstance(thing, Enum | str | int | float | None):
+        return thing
+    slots = [slot for base in type(thing).__mro__ for slot in getattr(base, "__slots__", ())]
+    fields = [*getattr(thing, "__dict__", ()), *slots]
+    return {field: _state_of(getattr(thing, field)) for field in fields} if fields else repr(thing)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.scoring.strategies import STRATEGIES
+from tests.unit.scoring.views import Case, step
 from trimtab.endpoint.prometheus_readings import CustomReading
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.observation.kinds import Signals
@@ -42,11 +43,11 @@ def view(
 
 
 def pool(*views: EndpointView, at: float = 1000.0, held: tuple[int, ...] = ()) -> PoolSnapshot:
-    return PoolSnapshot("pool", at, views, frozenset(views[number].id for number in held))
+    return Case("pool", at, views, held=frozenset(views[number].id for number in held))
 
 
 def judged(strategy: Any, *views: EndpointView, at: float = 1000.0) -> list[Score]:
-    return list(strategy.judge(pool(*views, at=at), at).values())
+    return list(step(strategy, pool(*views, at=at), at).values())
 
 
 class TestReciprocal:
@@ -86,7 +87,7 @@ class TestReciprocal:
 
     def test_one_that_is_held_back_is_no_measure(self) -> None:
         idle, busy = view(1), view(2, in_flight=9)
-        assert self.strategy.judge(pool(idle, busy, held=(0,)), 1000.0)[busy.id].score == 100
+        assert step(self.strategy, pool(idle, busy, held=(0,)), 1000.0)[busy.id].score == 100
 
 
 @pytest.mark.parametrize(
@@ -146,19 +147,19 @@ class TestFused:
     def test_ttft_weighs_more_when_the_sla_is_violated(self, late: int, grown: float) -> None:
         strategy = Fused(FusedPolicy())
         self.late(strategy, late, of=90)  # and ten that are imagined
-        assert strategy.weights(pool(self.calm), 1000.0)["ttft"] == pytest.approx(0.5 * grown / (0.5 * grown + 0.5))
+        assert strategy.weights(pool(self.calm, at=1000.0))["ttft"] == pytest.approx(0.5 * grown / (0.5 * grown + 0.5))
 
     def test_violations_fade(self) -> None:
         strategy = Fused(FusedPolicy())
         self.late(strategy, 50, of=50)
-        later = [strategy.weights(pool(self.calm), 1000.0 + s)["ttft"] for s in (0, 100, 300, 600)]
+        later = [strategy.weights(pool(self.calm, at=1000.0 + s))["ttft"] for s in (0, 100, 300, 600)]
         assert later == sorted(later, reverse=True)
         assert later[-1] == pytest.approx(0.5)
 
     @pytest.mark.parametrize(("rates", "grown"), [([None], 1.0), ([0.05, 0.0], 1.5), ([None, 7.0], 2.0)])
     def test_kv_usage_weighs_more_when_an_engine_preempts(self, rates: list[float | None], grown: float) -> None:
         views = [view(number, preemptions_per_s=rate) for number, rate in enumerate(rates)]
-        assert Fused(FusedPolicy()).weights(pool(*views), 1000.0)["kv_usage"] == pytest.approx(
+        assert Fused(FusedPolicy()).weights(pool(*views, at=1000.0))["kv_usage"] == pytest.approx(
             0.3 * grown / (0.3 * grown + 0.7)
         )
 
@@ -168,29 +169,29 @@ class TestFused:
         again = replace(self.calm, id=EndpointId(self.calm.id.address, 1))
         weights = []
         for now, seen in ((1000.0, self.calm), (1001.0, again), (1061.0, again), (1900.0, again)):
-            strategy.judge(pool(seen, at=now), now)
-            weights.append(strategy.weights(pool(seen, at=now), now)["kv_usage"])
+            step(strategy, pool(seen, at=now), now)
+            weights.append(strategy.weights(pool(seen, at=now))["kv_usage"])
         grown = [0.3 * (1 + excess) / (1 + 0.3 * excess) for excess in (0, 1, 0.5, 0)]
         assert weights == pytest.approx(grown, abs=1e-4)
 
     def test_an_endpoint_that_comes_and_goes_was_not_restarted(self) -> None:
         strategy = Fused(FusedPolicy())
         for now, seen in ((1000.0, [self.calm]), (1001.0, []), (1002.0, [replace(self.calm, id=EndpointId("new:1"))])):
-            strategy.judge(pool(*seen, at=now), now)
-        assert strategy.weights(pool(self.calm), 1002.0)["kv_usage"] == pytest.approx(0.3)
+            step(strategy, pool(*seen, at=now), now)
+        assert strategy.weights(pool(self.calm, at=1002.0))["kv_usage"] == pytest.approx(0.3)
 
     def test_length_weighs_more_when_prompts_are_unlike(self) -> None:
         strategy = Fused(FusedPolicy())
         sizes = [100] * 95 + [20_000] * 5
         for number in range(1000):
             strategy.learn(TokenSample(self.calm.id, 1000.0, 0.1, sizes[number * 37 % 100], 400, 1))
-        assert strategy.weights(pool(self.calm), 1000.0)["length"] == pytest.approx(0.4 / 1.2)
+        assert strategy.weights(pool(self.calm, at=1000.0))["length"] == pytest.approx(0.4 / 1.2)
 
     def test_weights_always_sum_to_one(self) -> None:
         strategy = Fused(FusedPolicy())
         for number in range(200):
             strategy.learn(TokenSample(self.calm.id, 1000.0 + number, number / 20, number**3, 400, 1))
-            weights = strategy.weights(pool(view(preemptions_per_s=number / 100)), 1000.0 + number)
+            weights = strategy.weights(pool(view(preemptions_per_s=number / 100), at=1000.0 + number))
             assert sum(weights.values()) == pytest.approx(1)
             assert all(weight > 0 for weight in weights.values())
 
@@ -218,7 +219,7 @@ class TestJoint:
         assert [score.breakdown["capacity"] for score in scores] == pytest.approx([25, 0, 50 * 5 / 8])
 
     def alpha(self, strategy: Joint, in_flight: int, *, at: float, held: tuple[int, ...] = ()) -> float:
-        strategy.judge(pool(view(1, in_flight=in_flight), view(2), at=at, held=held), at)
+        step(strategy, pool(view(1, in_flight=in_flight), view(2), at=at, held=held), at)
         return strategy.alpha
 
     def test_it_goes_to_0_4_at_peak_load_and_back(self) -> None:
@@ -247,7 +248,7 @@ class TestJoint:
         strategy = Joint(JointPolicy())
         self.alpha(strategy, 0, at=1000.0, held=(1,))
         for s in range(1, 30):
-            strategy.judge(pool(view(1), at=1000.0 + s), 1000.0 + s)
+            step(strategy, pool(view(1), at=1000.0 + s), 1000.0 + s)
         assert strategy.alpha == pytest.approx(0.5)
 
 
@@ -295,7 +296,7 @@ class TestDecodeP99:
         strategy = DecodeP99(DecodeP99Policy())
         views = view(1, inter_token_p99_s=0.08), view(2, inter_token_p99_s=0.5)
         for number in range(10):
-            scores = strategy.judge(pool(*views, held=(1,)), 1000.0 + 5 * number)
+            scores = step(strategy, pool(*views, held=(1,)), 1000.0 + 5 * number)
         assert scores[views[1].id].share == 1
 
     def test_a_clock_that_is_set_back_stops_nothing(self) -> None:
@@ -402,8 +403,8 @@ class TestBlend:
 def test_a_pool_without_endpoints_is_judged_too() -> None:
     empty = PoolSnapshot("pool", 1000.0, ())
     for make in STRATEGIES.values():
-        assert make().judge(empty, 1000.0) == {}
+        assert step(make(), empty, 1000.0) == {}
         strategy = make()
-        strategy.judge(pool(view(1), view(2)), 1000.0)
-        assert strategy.judge(empty, 1010.0) == {}
-        assert set(strategy.judge(replace(empty, endpoints=(view(3),)), 1020.0)) == {view(3).id}
+        step(strategy, pool(view(1), view(2)), 1000.0)
+        assert step(strategy, empty, 1010.0) == {}
+        assert set(step(strategy, replace(empty, endpoints=(view(3),)), 1020.0)) == {view(3).id}

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.unit.scoring.views import step
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.observation.kinds import Signals
 from trimtab.scoring import HealthPolicy, Score, make_strategy
@@ -12,7 +13,7 @@ from trimtab.scoring import HealthPolicy, Score, make_strategy
 
 def judge(*views: EndpointView, **config: float) -> list[Score]:
     pool = PoolSnapshot("chat", 1000.0, views)
-    scores = make_strategy(HealthPolicy(**config)).judge(pool, 1000.0)
+    scores = step(make_strategy(HealthPolicy(**config)), pool, 1000.0)
     return [scores[view.id] for view in views]
 
 

@@ -1,5 +1,6 @@
 """The costs that `predicted_ttft` learns, and where it pours."""
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.scoring.views import Case, step
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.scoring.cost_model import CostModel
 from trimtab.scoring.predicted_ttft import PredictedTtft, PredictedTtftPolicy, pour
@@ -90,13 +92,13 @@ def test_little_work_goes_to_the_emptiest_and_a_burst_to_all_by_what_they_can() 
 
 
 def snapshot(*views: EndpointView, held: frozenset[EndpointId] = frozenset()) -> PoolSnapshot:
-    return PoolSnapshot("chat", 100.0, views, held)
+    return Case("chat", 100.0, views, held=held)
 
 
 def test_a_silent_endpoint_gets_no_more_than_its_floor() -> None:
     strategy = PredictedTtft(PredictedTtftPolicy())
     silent = EndpointView(A, "a", 10, awaiting_token=1, outstanding_prompt_bytes=400, oldest_wait_s=30, in_flight=1)
-    scores = strategy.judge(snapshot(silent, EndpointView(B, "b", 1)), 100.0)
+    scores = step(strategy, snapshot(silent, EndpointView(B, "b", 1)), 100.0)
     assert scores[A].share == pytest.approx(0.002, rel=0.01)
     assert scores[B].share == pytest.approx(1, abs=0.003)
     assert scores[A].score < 10
@@ -108,7 +110,7 @@ def test_one_huge_request_does_not_send_work_to_a_silent_endpoint() -> None:
 
     def judge(sent: int, at: float) -> float:
         silent = EndpointView(A, "a", 1, in_flight=1, awaiting_token=1, oldest_wait_s=10, prompt_bytes_sent=sent)
-        return strategy.judge(snapshot(silent, EndpointView(B, "b", 1)), at)[A].share
+        return step(strategy, snapshot(silent, EndpointView(B, "b", 1)), at)[A].share
 
     judge(0, 100.0)
     assert judge(5_000_000, 100.1) == pytest.approx(0.002, rel=0.01)
@@ -117,7 +119,7 @@ def test_one_huge_request_does_not_send_work_to_a_silent_endpoint() -> None:
 def test_nothing_is_poured_over_an_endpoint_that_takes_no_work() -> None:
     strategy = PredictedTtft(PredictedTtftPolicy())
     busy = EndpointView(B, "b", 1, outstanding_prompt_bytes=40_000, in_flight=5)
-    scores = strategy.judge(snapshot(EndpointView(A, "a", 10), busy, held=frozenset({A})), 100.0)
+    scores = step(strategy, snapshot(EndpointView(A, "a", 10), busy, held=frozenset({A})), 100.0)
     assert scores[B].share == pytest.approx(1, abs=0.003)
 
 
@@ -126,7 +128,7 @@ class TestNewcomers:
 
     def strategy(self) -> PredictedTtft:
         strategy = PredictedTtft(PredictedTtftPolicy())
-        strategy.judge(snapshot(EndpointView(A, "a", 2), EndpointView(B, "b", 1)), 100.0)
+        step(strategy, snapshot(EndpointView(A, "a", 2), EndpointView(B, "b", 1)), 100.0)
         for _ in range(50):
             strategy.learn(TokenSample(A, 100.0, 0.4, 4000, 4000, 1))
             strategy.learn(TokenSample(B, 100.0, 0.8, 4000, 4000, 1))
@@ -135,7 +137,7 @@ class TestNewcomers:
     def shares(self, strategy: PredictedTtft, newcomers: int, prompt_bytes: int, at: float) -> dict[EndpointId, float]:
         new = [EndpointView(EndpointId(f"10.0.1.{number}:80"), "n", 2) for number in range(newcomers)]
         known = [EndpointView(A, "a", 2, prompt_bytes_sent=prompt_bytes), EndpointView(B, "b", 1)]
-        return {id: score.share for id, score in strategy.judge(snapshot(*known, *new), at).items()}
+        return {id: score.share for id, score in step(strategy, snapshot(*known, *new), at).items()}
 
     @pytest.mark.parametrize("newcomers", [1, 3, 40])
     def test_all_together_get_a_tenth_until_they_have_answered(self, newcomers: int) -> None:
@@ -154,7 +156,7 @@ class TestNewcomers:
         def share_of_a(prompt_bytes: int, at: float) -> float:
             queue = {"outstanding_prompt_bytes": 400_000, "in_flight": 20}
             known = [EndpointView(A, "a", 1, prompt_bytes_sent=prompt_bytes, **queue), EndpointView(B, "b", 1, **queue)]
-            return strategy.judge(snapshot(*known, *new), at)[A].share
+            return step(strategy, snapshot(*known, *new), at)[A].share
 
         new: list[EndpointView] = []
         share_of_a(0, 100.1)
@@ -194,7 +196,7 @@ class TestTries:
 
     def shares(self, strategy: PredictedTtft, now: float, *, in_flight: int = 0) -> tuple[float, float]:
         busy = EndpointView(B, "b", 1, outstanding_prompt_bytes=4000, in_flight=1)
-        scores = strategy.judge(snapshot(EndpointView(A, "a", 1, in_flight=in_flight), busy), now)
+        scores = step(strategy, snapshot(EndpointView(A, "a", 1, in_flight=in_flight), busy), now)
         return scores[A].share, scores[B].share
 
     def test_it_is_tried_with_a_request_from_time_to_time(self) -> None:
@@ -226,8 +228,8 @@ class TestTries:
         for endpoint in (A, B):
             self.teach(strategy, endpoint, 0.1, 50, at=100.0)
         views = (EndpointView(A, "a", 1, oldest_wait_s=0.6), EndpointView(B, "b", 1))
-        assert strategy.judge(snapshot(*views), 104.9)[A].share < 0.01
-        assert strategy.judge(snapshot(*views), 105.1)[A].share > 0.85
+        assert step(strategy, snapshot(*views), 104.9)[A].share < 0.01
+        assert step(strategy, snapshot(*views), 105.1)[A].share > 0.85
 
     def test_one_that_was_always_slow_is_not_tried(self) -> None:
         strategy = PredictedTtft(PredictedTtftPolicy())
@@ -241,7 +243,7 @@ def test_a_cost_that_cannot_be_told_does_not_make_an_endpoint_look_endless() -> 
     """Alike prompts leave open which of the two costs explains them: here A's prompts came to look free."""
     strategy = PredictedTtft(PredictedTtftPolicy())
     views = (EndpointView(A, "a", 4), EndpointView(B, "b", 10))
-    strategy.judge(snapshot(*views), 100.0)
+    step(strategy, snapshot(*views), 100.0)
     for number in range(400):
         in_flight = 1 + number % 60
         strategy.learn(TokenSample(A, 100.0, 0.09 * in_flight, 1320, 1320, in_flight))
@@ -249,25 +251,25 @@ def test_a_cost_that_cannot_be_told_does_not_make_an_endpoint_look_endless() -> 
     for _ in range(30):
         strategy.learn(TokenSample(A, 101.0, 0.09, 1320, 1320, 1))
         strategy.learn(TokenSample(B, 101.0, 0.045, 1320, 1320, 1))
-    scores = strategy.judge(snapshot(*views), 102.0)
+    scores = step(strategy, snapshot(*views), 102.0)
     assert scores[B].share > 0.6
 
 
 def test_the_power_form_prefers_what_is_sooner() -> None:
     strategy = PredictedTtft(PredictedTtftPolicy(form="power", gamma=2))
     views = (EndpointView(A, "a", 1), EndpointView(B, "b", 1, outstanding_prompt_bytes=4000, in_flight=1))
-    strategy.judge(snapshot(*views), 100.0)
+    step(strategy, snapshot(*views), 100.0)
     for endpoint in (A, B):
         for _ in range(50):
             strategy.learn(TokenSample(endpoint, 100.0, 0.1, 4000, 4000, 1))
-    scores = strategy.judge(snapshot(*views), 100.1)
+    scores = step(strategy, snapshot(*views), 100.1)
     assert scores[A].share == pytest.approx(0.8, abs=0.02)
 
 
 def test_what_was_learned_outlives_a_restart() -> None:
     strategy = PredictedTtft(PredictedTtftPolicy())
     views = (EndpointView(A, "a", 1), EndpointView(B, "b", 1))
-    strategy.judge(snapshot(*views), 100.0)
+    step(strategy, snapshot(*views), 100.0)
     for _ in range(30):
         strategy.learn(TokenSample(A, 100.0, 2.0, 4000, 4000, 1))
     again = PredictedTtft(PredictedTtftPolicy())
@@ -275,5 +277,19 @@ def test_what_was_learned_outlives_a_restart() -> None:
     again.restore({**strategy.dump(), "10.0.0.9:1": {"per_kilotoken_s": "x"}, "y": 3, "z": endless})
     assert "z" not in again.dump()
     waiting = EndpointView(A, "a", 1, outstanding_prompt_bytes=4000, in_flight=1)
-    then, now = (x.judge(snapshot(waiting, views[1]), 101.0) for x in (strategy, again))
+    then, now = (step(x, snapshot(waiting, views[1]), 101.0) for x in (strategy, again))
     assert {id: score.share for id, score in now.items()} == {id: score.share for id, score in then.items()}
+
+
+def test_a_prediction_is_the_wait_and_the_prompts_own_time_and_moves_nothing() -> None:
+    strategy = PredictedTtft(PredictedTtftPolicy())
+    idle, busy = EndpointView(A, "a", 1), EndpointView(B, "b", 1, in_flight=10, outstanding_prompt_bytes=40_000)
+    assert strategy.predict(idle, 4_000) is None, "an endpoint that it has never seen"
+    step(strategy, snapshot(idle, busy))
+    before = strategy.dump()
+    # 0.1 s a thousand prompt tokens, 1 ms an attempt; 4 bytes a token
+    assert strategy.predict(idle, 4_000) == pytest.approx(0.101)
+    assert strategy.predict(busy, 4_000) == pytest.approx(10 * 0.1 + 10 * 0.001 + 0.101)
+    silent = replace(idle, oldest_wait_s=3.0)
+    assert strategy.predict(silent, 0) == pytest.approx(3.001)
+    assert strategy.dump() == before

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.scoring.views import step
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.scoring import Wdrm, WdrmPolicy
 from trimtab.scoring.wdrm import project
@@ -22,7 +23,7 @@ def run(strategy: Wdrm, ttft: Ttft, count: int, steps: int, *, start: float = 10
     weights, now, path = [1.0 / count] * count, start, []
     for _ in range(steps):
         views = [EndpointView(id, id.address, None, ttft_s=seen) for id, seen in zip(ids, ttft(weights), strict=True)]
-        weights = [score.share for score in strategy.judge(PoolSnapshot("pool", now, tuple(views)), now).values()]
+        weights = [score.share for score in step(strategy, PoolSnapshot("pool", now, tuple(views)), now).values()]
         path.append(weights)
         now += 2.0
     return path

@@ -1,7 +1,7 @@
 """Endpoints about which anything may be known."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
 from trimtab.observation.kinds import Signals
+from trimtab.scoring.contract import Eligible, Score, Strategy
 
 _seconds = st.floats(0, 120)
 _shares = st.floats(0, 1)
@@ -73,11 +74,30 @@ def _view(rng: Random, number: int) -> EndpointView:
     )
 
 
+@dataclass(frozen=True)
+class Case(PoolSnapshot):
+    """A pool, with the endpoints that are not eligible."""
+
+    held: frozenset[EndpointId] = frozenset()
+
+    @property
+    def eligible(self) -> Eligible:
+        return Eligible(frozenset(view.id for view in self.endpoints) - self.held)
+
+
+def step(strategy: Strategy, pool: PoolSnapshot, now: float | None = None) -> Mapping[EndpointId, Score]:
+    """One step of a strategy, at `now` instead of the pool's own time."""
+    pool = pool if now is None else replace(pool, at=now)
+    eligible = pool.eligible if isinstance(pool, Case) else Eligible.everyone(pool)
+    strategy.advance(pool, eligible)
+    return strategy.score(pool, eligible)
+
+
 def _pool(seed: int, least: int) -> PoolSnapshot:
     rng = Random(seed)
     found = tuple(_view(rng, number) for number in range(1, rng.randint(least, 4) + 1))
     held = rng.sample([view.id for view in found], rng.choice([0, rng.randrange(len(found))]))
-    return PoolSnapshot("pool", 1000.0, found, frozenset(held))
+    return Case("pool", 1000.0, found, held=frozenset(held))
 
 
 def pools(least: int = 1) -> st.SearchStrategy[PoolSnapshot]:

@@ -39,6 +39,7 @@ class _Memory(BaseModel):
     uid: str = ""
     weight: int = Field(ge=1)
     takes_work: bool
+    effective_score: float = Field(ge=0, le=100)
     profile: ProfileMemory
     health: EndpointHealthMemory
 
@@ -87,9 +88,9 @@ class PoolController:
             if id in memories:
                 self._fleet.restore(memories[id].at, id.address, memories[id].profile)
                 health = EndpointHealth.restore(now, memories[id].health, self._policy.weighting)
-                self._weigher.enter(id, health)
+                self._weigher.enter(now, id, memories[id].effective_score, health)
             elif id not in before:
-                self._weigher.enter(id, EndpointHealth(now, start))
+                self._weigher.enter(now, id, start)
         if not before:
             pushed = {id.address: (memory.weight, memory.takes_work) for id, memory in memories.items()}
             self._weigher.restore_pushed(pushed)
@@ -139,6 +140,7 @@ class PoolController:
                     uid=self._uids.get(id.address, ""),
                     weight=pushed[0],
                     takes_work=pushed[1],
+                    effective_score=self._weigher.effective_score(id),
                     profile=profiles[id.address],
                     health=health.dump(),
                 )

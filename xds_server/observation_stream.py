@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from trimtab.observation.kinds import Observation
-from trimtab.observation.wire import from_proto, states_to_proto
+from trimtab.observation.wire import from_proto
 from trimtab.pool import PoolDecision
 from trimtab.v1 import observation_stream_pb2 as pb
 from trimtab.v1.observation_stream_pb2_grpc import ObservationStreamServicer
@@ -135,3 +135,29 @@ class ObservationStreamService(ObservationStreamServicer):
         except Exception:
             logger.exception("a batch of %s was not taken in", batch.worker)
         return worker.received
+
+
+def states_to_proto(decisions: Iterable[PoolDecision]) -> pb.PoolStates:
+    """The state of all pools, for the ext_proc workers."""
+    return pb.PoolStates(
+        pools=[
+            pb.PoolState(
+                pool=decision.pool,
+                at=decision.at,
+                endpoints=[
+                    pb.EndpointState(
+                        address=endpoint.id.address,
+                        name=endpoint.view.name,
+                        incarnation=endpoint.id.incarnation,
+                        weight=endpoint.weight,
+                        share=endpoint.share,
+                        score=endpoint.score,
+                        takes_work=endpoint.takes_work,
+                        state=endpoint.state,
+                    )
+                    for endpoint in decision.endpoints
+                ],
+            )
+            for decision in decisions
+        ]
+    )

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from tests.bench import ablation
-from trimtab.cli.replay import Wanted, make_replays
-from trimtab.cli.replay_show import markdown
+from trimtab.lab.replay.run import Wanted, make_replays
+from trimtab.lab.replay.show import markdown
 
 _INTRODUCTION = """\
 # Every strategy on the same work

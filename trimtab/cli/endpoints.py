@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.lab.states import state_text
 from trimtab.policy import load_policy
 from trimtab.process.errors import UserError
 from trimtab.process.listening import reach
 from xds_server.access import why_failed
 
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
-_STATE_STYLE = {"up": "green", "slow-start": "yellow"}
 _TEXT = ("endpoint", "state", "reason")
 _HEADINGS = ("endpoint", "state", "weight", "share", "in flight", "waiting", "TTFT ms", "reason")
 
@@ -34,11 +34,6 @@ async def endpoints(policy_path: Path, *, as_json: bool, console: Console) -> No
         console.print(_table(name, pool))
     for name in [pool.name for pool in policy.pools if pool.name not in pools]:
         console.print(f"pool {name}: no endpoints are known yet", highlight=False)
-
-
-def state_text(state: str) -> Text:
-    """The state of an endpoint, in its colour."""
-    return Text(state, style=_STATE_STYLE.get(state, "red"))
 
 
 async def _page(admin: str) -> Any:

@@ -151,9 +151,9 @@ def replay(
     ] = None,
 ) -> None:
     """Replay a trace in virtual time: what each strategy, or another policy, would have done to it."""
-    from trimtab.cli import plot as plotting
-    from trimtab.cli import replay as replaying
-    from trimtab.cli import replay_show as showing
+    from trimtab.lab.replay import plot as plotting
+    from trimtab.lab.replay import run as replaying
+    from trimtab.lab.replay import show as showing
     from trimtab.sim.replay.simulation import Conditions
 
     replaying.refuse_idle_options({name for name in context.params if _is_given(context, name)})

@@ -19,7 +19,6 @@ from trimtab.health.cooldown import CoolDown
 from trimtab.health.probe_health import ProbeHealth, ProbeHealthMemory
 from trimtab.policy.model import Weighting
 from trimtab.policy.prometheus import CustomSignal
-from trimtab.weights.slow_start import SlowStart
 
 # An endpoint that was out for a full KV cache comes back a little below the limit, or it would flap.
 _KV_HYSTERESIS = 0.02
@@ -48,7 +47,6 @@ class EndpointHealthMemory(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    score: float = Field(ge=0, le=100)
     cooling_until: float | None = None
     cool_down_repeats: Count = 0
     leaving_until: float | None = None
@@ -62,7 +60,7 @@ class EndpointHealthMemory(BaseModel):
 
 
 class EndpointHealth:
-    """Cool-down, drain, breaker, probes, KV rule and slow start of an endpoint that comes in at `now` with a score."""
+    """Cool-down, drain, breaker, probes and KV rule of one incarnation of an endpoint."""
 
     __slots__ = (
         "_accused",
@@ -74,12 +72,10 @@ class EndpointHealth:
         "_why",
         "leaned_on",
         "probe_health",
-        "slow_start",
         "was_full",
     )
 
-    def __init__(self, now: float, score: float) -> None:
-        self.slow_start = SlowStart(now, score)
+    def __init__(self) -> None:
         self._cool_down = CoolDown()
         self._breaker = Breaker()
         self.probe_health = ProbeHealth()
@@ -212,7 +208,6 @@ class EndpointHealth:
             return None if at == -inf else at
 
         return EndpointHealthMemory(
-            score=self.slow_start.score,
             cooling_until=when(self._cool_down.until),
             cool_down_repeats=self._cool_down.repeats,
             leaving_until=when(self._leaving_until),
@@ -227,12 +222,12 @@ class EndpointHealth:
 
     @classmethod
     def restore(cls, now: float, memory: EndpointHealthMemory, config: Weighting) -> "EndpointHealth":
-        """Go on where `remember` left off; nothing lasts longer than if it had begun just now."""
+        """Go on where `dump` left off; nothing lasts longer than if it had begun just now."""
 
         def when(at: float | None, at_most_s: float) -> float:
             return -inf if at is None else min(at, now + at_most_s)
 
-        health = cls(now, memory.score)
+        health = cls()
         health._cool_down.until = when(memory.cooling_until, config.cool_down_cap_s)
         health._cool_down.repeats = memory.cool_down_repeats
         health._leaving_until = when(memory.leaving_until, config.cool_down_cap_s)

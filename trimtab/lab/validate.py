@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from trimtab.cli.replay_show import show_table
 from trimtab.lab.demo.arms import FLEET, MAX_QUEUED_REQS, MODEL, demo_policy, running
 from trimtab.lab.demo.run import CUT_AFTER_LAST_S, SPEED
 from trimtab.lab.progress import told
+from trimtab.lab.replay.show import show_table
 from trimtab.policy.model import Pool
 from trimtab.sim.client import replay, summarise
 from trimtab.sim.process import EngineAddress

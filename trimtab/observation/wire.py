@@ -1,7 +1,6 @@
-"""Observations and decisions as the messages of `proto/trimtab/v1/observation_stream.proto`."""
+"""Observations as the messages of `proto/trimtab/v1/observation_stream.proto`."""
 
 import math
-from collections.abc import Iterable
 
 from trimtab.observation.kinds import (
     AnswerRead,
@@ -15,7 +14,6 @@ from trimtab.observation.kinds import (
     StreamRead,
     Verdict,
 )
-from trimtab.pool import PoolDecision
 from trimtab.v1 import observation_stream_pb2 as pb
 
 _VERDICTS = {verdict: f"VERDICT_{verdict.name}" for verdict in Verdict}
@@ -186,32 +184,6 @@ def from_proto(message: pb.Observation) -> Observation | None:
                 truncated=read.truncated,
             )
     return None
-
-
-def states_to_proto(decisions: Iterable[PoolDecision]) -> pb.PoolStates:
-    """The state of all pools, for the ext_proc workers."""
-    return pb.PoolStates(
-        pools=[
-            pb.PoolState(
-                pool=decision.pool,
-                at=decision.at,
-                endpoints=[
-                    pb.EndpointState(
-                        address=endpoint.id.address,
-                        name=endpoint.view.name,
-                        incarnation=endpoint.id.incarnation,
-                        weight=endpoint.weight,
-                        share=endpoint.share,
-                        score=endpoint.score,
-                        takes_work=endpoint.takes_work,
-                        state=endpoint.state,
-                    )
-                    for endpoint in decision.endpoints
-                ],
-            )
-            for decision in decisions
-        ]
-    )
 
 
 def _is_time(seconds: float | None) -> bool:

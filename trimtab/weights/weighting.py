@@ -18,7 +18,7 @@ from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.contract import Eligible, Score, Strategy
 from trimtab.weights.consolidation import Consolidation
 from trimtab.weights.integers import floored, moved, to_weight
-from trimtab.weights.slow_start import NEW_ENDPOINT
+from trimtab.weights.slow_start import NEW_ENDPOINT, SlowStart
 
 NO_LONG_PROMPTS = "no_long_prompts"  # a custom signal's action
 
@@ -52,6 +52,7 @@ class Weigher:
         self.watch = watch or Watch()
         self._rng = rng
         self._health: dict[EndpointId, EndpointHealth] = {}
+        self._slow_starts: dict[EndpointId, SlowStart] = {}
         self._pushed: Sequence[Pushed] = ({},)  # of each length class, or of the whole pool
         self._has_decided = False
         self._serves = True
@@ -67,9 +68,17 @@ class Weigher:
         """The weights in force, by the last decision that was changed; of length classes, those of the shortest."""
         return self._pushed[0]
 
-    def enter(self, endpoint: EndpointId, health: EndpointHealth) -> None:
-        """Let an endpoint in with its health; one that nobody lets in begins as a new one."""
-        self._health[endpoint] = health
+    def enter(self, now: float, endpoint: EndpointId, score: float, health: EndpointHealth | None = None) -> None:
+        """Let an endpoint in with a score to start from (0..100), and its health if that is known.
+
+        One that nobody lets in begins as a new one.
+        """
+        self._health[endpoint] = health or EndpointHealth()
+        self._slow_starts[endpoint] = SlowStart(now, score)
+
+    def effective_score(self, endpoint: EndpointId) -> float:
+        """The score of an endpoint at the last step, after slow start."""
+        return self._slow_starts[endpoint].score
 
     def restore_pushed(self, pushed: Pushed) -> None:
         """Measure the first decision against the weights that Envoy most likely still has."""
@@ -96,6 +105,7 @@ class Weigher:
         """Judge a pool by `strategy`, and shape what it says into weights."""
         now, views = pool.at, pool.endpoints
         self._health = {view.id: self._health_of(now, view.id) for view in views}
+        self._slow_starts = {view.id: self._slow_starts[view.id] for view in views}
         self._open_breakers(now)
         holds = self._holds(now, views)
         barred = self._barred(pool, holds)
@@ -165,10 +175,9 @@ class Weigher:
         )
 
     def _health_of(self, now: float, endpoint: EndpointId) -> EndpointHealth:
-        known = self._health.get(endpoint)
-        if known is None:
-            known = self._health[endpoint] = EndpointHealth(now, NEW_ENDPOINT)
-        return known
+        if endpoint not in self._health:
+            self.enter(now, endpoint, NEW_ENDPOINT)
+        return self._health[endpoint]
 
     def _open_breakers(self, now: float) -> None:
         """Open the breakers of endpoints that fail for more than the policy's share, and more than the others."""
@@ -223,7 +232,7 @@ class Weigher:
     def _effective_score(
         self, now: float, id: EndpointId, hold: Hold | None, score: float, strategy: Strategy
     ) -> float:
-        slow_start = self._health[id].slow_start
+        slow_start = self._slow_starts[id]
         if hold is not None and hold.state not in (State.FULL, State.CONSOLIDATED):
             slow_start.hold(now if hold.until is None else hold.until)
             return 0.0

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trimtab.cli import plot
+from trimtab.lab.replay import plot
 from trimtab.process.errors import UserError
 from trimtab.sim.replay.jobs import Made
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tests.unit.sim.replay.scene import fleet, run, steady
-from trimtab.cli.replay import Wanted, make_replays, refuse_idle_options, write_report
+from trimtab.lab.replay.run import Wanted, make_replays, refuse_idle_options, write_report
 from trimtab.policy.model import Pool
 from trimtab.process.errors import UserError, ensure_folder
 from trimtab.sim.replay.arms import policy_arm

@@ -20,9 +20,10 @@ from trimtab.observation.kinds import (
     StreamRead,
     Verdict,
 )
-from trimtab.observation.wire import from_proto, states_to_proto, to_proto
+from trimtab.observation.wire import from_proto, to_proto
 from trimtab.pool import State
 from trimtab.v1 import observation_stream_pb2 as pb
+from xds_server.observation_stream import states_to_proto
 
 TIMES = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -5,7 +5,6 @@ from random import Random
 
 from trimtab.decision import PoolDecision
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
-from trimtab.health.endpoint_health import EndpointHealth
 from trimtab.observation.kinds import Signals
 from trimtab.policy.model import Weighting
 from trimtab.scoring import Strategy
@@ -86,7 +85,7 @@ class Pool:
 
     def __post_init__(self) -> None:
         for engine in self.engines:
-            self.weigher.enter(engine.id, EndpointHealth(self.now, 100.0))
+            self.weigher.enter(self.now, engine.id, 100.0)
 
     def run(self, seconds: float) -> PoolDecision:
         for _ in range(round(seconds / TICK_S)):

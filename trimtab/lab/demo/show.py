@@ -9,8 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.cli.endpoints import state_text
 from trimtab.lab.demo.arms import FLEET, Arm
+from trimtab.lab.states import state_text
 from trimtab.sim.client import Outcome
 
 _TEXT = {"engine", "endpoint", "arm", "state", "why"}

@@ -1,0 +1,1 @@
+"""Replays of traces: what a command wants of them, their tables and plots."""

@@ -46,18 +46,18 @@ from xds_server.observation_stream import ObservationStreamService
 from xds_server.pool_loop import RunningPool
 from xds_server.probes.prober import Prober, ReadAnswer
 from xds_server.probes.reachability import Reachability
-from xds_server.removal_delay import RetiredClusters
+from xds_server.removal_delay import RemovalDelay
 from xds_server.signals.prometheus import PrometheusSource
 from xds_server.signals.reader import PoolReader
 from xds_server.signals.scraper import Scraper, new_session
-from xds_server.state_file import Kept, StateFile
+from xds_server.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
 _REMEMBER_PERIOD_S = 5.0
 _REMEMBER_PAUSE_S = 0.5
 _SAMPLING_PERIOD_S = 1.0
-_RETIRING_PERIOD_S = 1.0
+_REMOVAL_PERIOD_S = 1.0
 _IN = {State.UP, State.SLOW_START}
 _WORKERS_MAX = 256  # of those that ended, the latest so many still count
 
@@ -87,8 +87,7 @@ class ControlPlane:
         self._on_policy = on_policy
         self._on_states = on_states
         self._state_file = _state_file(self._policy, policy_file.path)
-        kept = self._state_file.read() if self._state_file else Kept({})
-        self._memory = kept.pools
+        self._memory = self._state_file.read() if self._state_file else {}
         self._holds_changed = asyncio.Event()
         self._pools: dict[str, RunningPool] = {}
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
@@ -100,9 +99,7 @@ class ControlPlane:
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
         self._rng = random.Random()
-        self._retired = RetiredClusters()
-        if kept.clusters is not None:
-            self._retired.restore(kept.clusters)
+        self._removal_delay = RemovalDelay()
         self._state = AdminState(policy=self._policy)
         self.metrics = Metrics(self._state)
         self._ads = AdsService(self._cache, self.metrics)
@@ -154,7 +151,7 @@ class ControlPlane:
                 follow(self._file, self._take_policy, self.metrics.policy_refused),
                 _repeat(self._remember_when_due, _REMEMBER_PAUSE_S),
                 _repeat(self._sample, _SAMPLING_PERIOD_S),
-                _repeat(self._retire, _RETIRING_PERIOD_S),
+                _repeat(self._remove_when_due, _REMOVAL_PERIOD_S),
             ):
                 stack.callback(asyncio.create_task(job).cancel)
             stack.push_async_callback(self._dump)
@@ -258,7 +255,7 @@ class ControlPlane:
         before = self._clusters
         # Envoy gives up a request that has waited for so long.
         wait_s = max(pool.timeouts.within(self._policy.listen)[0] for pool in self._policy.pools)
-        self._cache.publish(self._retired.keep(time.time(), self._cache.snapshot, resources, wait_s))
+        self._cache.publish(self._removal_delay.keep(time.time(), self._cache.snapshot, resources, wait_s))
         self._state.ready = True
         changed = {pool_of_cluster(name) for name, was in before.items() if self._clusters.get(name) != was}
         for name in changed & self._pools.keys():
@@ -344,8 +341,8 @@ class ControlPlane:
         self.metrics.watch_share(percent)
         self._push_runtime()
 
-    async def _retire(self) -> None:
-        if self._retired.is_due(time.time()):
+    async def _remove_when_due(self) -> None:
+        if self._removal_delay.is_due(time.time()):
             self._publish()
 
     async def _remember_when_due(self) -> None:
@@ -362,7 +359,7 @@ class ControlPlane:
                 name: {**pool.controller.dump(now), "found": self._discovery.dump(name)}
                 for name, pool in self._pools.items()
             }
-            self._state_file.write(Kept(pools, self._retired.dump(self._cache.snapshot)))
+            self._state_file.write(pools)
 
     def _stop_pools(self) -> None:
         for pool in self._pools.values():

@@ -23,7 +23,7 @@ from xds_server.ads.transport import SERVER_OPTIONS
 from xds_server.config import static_resources
 from xds_server.config.bootstrap import render_bootstrap
 from xds_server.config.endpoints import EndpointWeight, build_assignment
-from xds_server.state_file import Kept, StateFile
+from xds_server.state_file import StateFile
 
 pytestmark = pytest.mark.integration
 
@@ -125,4 +125,4 @@ def history(policy: Policy, ttfts: dict[str, float]) -> None:
             controller.step(at + 5)
     controller.step(now)
     assert policy.state_file is not None
-    StateFile(Path(policy.state_file)).write(Kept({"sim": controller.dump(now)}))
+    StateFile(Path(policy.state_file)).write({"sim": controller.dump(now)})

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 from envoy.service.load_stats.v3 import lrs_pb2_grpc
 from envoy.service.load_stats.v3.lrs_pb2 import LoadStatsRequest
 
@@ -28,14 +29,17 @@ def asking(kind: Any, node: str) -> XdsClient:
     return client
 
 
-def thousand(weight: int, labels: dict[str, str] | None = None) -> bytes:
+def thousand(weight: int) -> bytes:
     return build_assignment(
-        "a",
-        [
-            EndpointWeight(f"10.0.{number // 250}.{number % 250}", 8000, weight, metadata=labels or {})
-            for number in range(1_000)
-        ],
+        "a", [EndpointWeight(f"10.0.{number // 250}.{number % 250}", 8000, weight) for number in range(1_000)]
     )
+
+
+def six_megabytes() -> bytes:
+    message = ClusterLoadAssignment.FromString(thousand(1))
+    for entry in message.endpoints[0].lb_endpoints:
+        entry.metadata.filter_metadata["x"].update({"label": "x" * 6_000})
+    return bytes(message.SerializeToString())
 
 
 async def brief_visit(channel: grpc.aio.Channel, number: int) -> None:
@@ -109,7 +113,7 @@ async def test_a_client_that_does_not_read_delays_nobody_and_is_not_queued_for(k
 
 async def test_big_messages_pass_in_both_directions() -> None:
     async with xds_server() as server:
-        body = thousand(1, labels={"label": "x" * 6_000})
+        body = six_megabytes()
         assert len(body) > 5_000_000
         server.cache.publish({**make.world({"a": {8001: 5}}), TypeUrl.EDS: {"a": body}})
         async with joined(server.port, asking(DeltaClient, "n1")) as client:

@@ -28,10 +28,10 @@ from trimtab.policy.timeouts import Timeouts, timeout_flaws
 from trimtab.policy.trust import trust_flaws
 from trimtab.policy.types import FilePath, MetricText, Port, text_schema
 from trimtab.policy.words import quoted, shown
-from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring import ScoringPolicy, default_scoring, make_strategy
 from trimtab.scoring.config import Positive, Share
 from trimtab.strict import Flaw, Strict
+from trimtab.tokens import BYTES_PER_TOKEN
 
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.(?!-)[A-Za-z0-9_-]{1,63})*\.?")
 _BROADCAST = ipaddress.IPv4Address("255.255.255.255")

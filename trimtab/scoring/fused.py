@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
-from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.config import Positive, Share, sum_to_one
 from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.points import by_capacity, part, points_lost
 from trimtab.stats.fading import FadingPeak, FadingShare
 from trimtab.strict import Flaw, Strict
+from trimtab.tokens import BYTES_PER_TOKEN
 
 _SLA_HALF_LIFE_S = 30.0
 # So many first tokens in time are imagined before the first: one late token of one is no violated SLA.

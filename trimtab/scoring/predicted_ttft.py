@@ -10,12 +10,12 @@ from pydantic import Field
 from trimtab.endpoint.failure_signals import FailureSignal
 from trimtab.endpoint.request_classes import class_of
 from trimtab.endpoint.snapshot import ClassView, EndpointId, EndpointView, PoolSnapshot, TokenSample
-from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive
 from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.cost_model import CostModel, is_memory
 from trimtab.strict import Strict
+from trimtab.tokens import BYTES_PER_TOKEN
 
 # The first costs of the largest endpoint, until it has answered a few times.
 _FIRST_PER_KILOTOKEN_S = 0.1

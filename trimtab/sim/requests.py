@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from trimtab.request_cost import Sampling
 from trimtab.sim import words
 from trimtab.sim.kinds import EngineKind
 
@@ -13,6 +12,35 @@ FinishReason = Literal["length", "stop"]
 Body = Mapping[str, Any]
 
 _MAX_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What a request asks for that changes how long it stays.
+
+    Temperature and top_p do not appear: they change which tokens come, and how many come by that is part of what is
+    typical.
+    """
+
+    max_tokens: int | None = None  # at least 1; None: as many as fit
+    min_tokens: int = 0
+    n: int = 1  # choices returned
+    best_of: int | None = None  # choices generated, where the API has it
+    ignore_eos: bool = False  # only max_tokens ends it
+
+    @property
+    def branches(self) -> int:
+        """Sequences that are generated side by side, at least 1."""
+        return max(1, self.n, self.best_of or 0)
+
+    def expected_tokens(self, typical: float) -> float:
+        """Tokens of each branch, where such requests have `typical` (> 0) if nothing limits them.
+
+        The mean of a length that is cut at max_tokens is below both, so this is an upper bound of it.
+        """
+        if self.max_tokens is None:
+            return max(typical, self.min_tokens)
+        return self.max_tokens if self.ignore_eos else min(self.max_tokens, max(typical, self.min_tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,15 @@ that names the request it belongs to and its own position, so a mixed, torn or r
 
 import zlib
 
-from trimtab import request_cost
-from trimtab.request_cost import BYTES_PER_TOKEN
+from trimtab import tokens as sizes
+from trimtab.tokens import BYTES_PER_TOKEN
 
 _FILLER = "the quick brown fox jumps over the lazy dog and "
 
 
 def prompt_tokens(prompt: str) -> int:
     """Tokens of a prompt; an empty one counts as one token."""
-    return request_cost.prompt_tokens(len(_bytes(prompt)))
+    return sizes.prompt_tokens(len(_bytes(prompt)))
 
 
 def make_prompt(tokens: int, salt: str) -> str:

@@ -5,15 +5,14 @@ It uses the protobuf (upb) classes: betterproto's take a hundred times as long f
 
 import functools
 import ipaddress
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 
 from envoy.config.core.v3.health_check_pb2 import HealthStatus
 from envoy.config.endpoint.v3.endpoint_pb2 import ClusterLoadAssignment
 
 _MAX_WEIGHT_SUM = 2**32 - 1
-_LABELS = "envoy.lb"  # the namespace in which Envoy looks for the metadata of hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,6 @@ class EndpointWeight:
     port: int  # 1..65535
     weight: int  # 1..2^32-1; the sum over a pool must stay below 2^32
     draining: bool = False  # no new work; what is in flight goes on
-    metadata: Mapping[str, str] = field(default_factory=dict)  # labels, in Envoy's `envoy.lb` namespace
 
 
 def build_assignment(cluster: str, endpoints: Sequence[EndpointWeight]) -> bytes:
@@ -60,8 +58,6 @@ def build_assignment(cluster: str, endpoints: Sequence[EndpointWeight]) -> bytes
         entry.load_balancing_weight.value = endpoint.weight
         if endpoint.draining:
             entry.health_status = HealthStatus.DRAINING
-        if endpoint.metadata:
-            entry.metadata.filter_metadata[_LABELS].update(dict(endpoint.metadata))
     if total > _MAX_WEIGHT_SUM:
         raise ValueError(f"{cluster}: the weights sum to {total}, above {_MAX_WEIGHT_SUM}")
     body: bytes = assignment.SerializeToString(deterministic=True)

@@ -20,7 +20,7 @@ from trimtab.policy.engines import engine_tables
 from trimtab.policy.model import Pool, ScrapeTls
 from trimtab.pool import EndpointDecision, EndpointSpec
 from xds_server.access import Access, AccessError, read_body, why_failed
-from xds_server.probes.model_card import MODELS_PATH
+from xds_server.signals.model_card import MODELS_PATH
 from xds_server.signals.reader import PoolReader
 from xds_server.signals.scraper import certificate_host
 

@@ -15,7 +15,7 @@ from trimtab.policy.engines import engine_tables
 from trimtab.policy.model import Pool, ScrapeTls, split_host_port
 from trimtab.pool import EndpointSpec
 from xds_server.access import Access, AccessError, read_body, unforeseen, why_failed
-from xds_server.probes.model_card import MODELS_PATH, ModelCard, read_card
+from xds_server.signals.model_card import MODELS_PATH, ModelCard, read_card
 from xds_server.signals.names import PageNames, page_names
 from xds_server.signals.page import MAX_PAGE_BYTES, read_page
 from xds_server.signals.reader import PoolReader

@@ -4,25 +4,18 @@ from pathlib import Path
 import pytest
 
 from xds_server.kept_file import default_state_path
-from xds_server.state_file import Kept, StateFile
+from xds_server.state_file import StateFile
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = StateFile(tmp_path / "new" / "state.json")
-    kept = Kept({"chat": {"at": 1.0}}, {"wait_s": 300})
-    file.write(kept)
-    assert file.read() == kept
+    file.write({"chat": {"at": 1.0}})
+    assert file.read() == {"chat": {"at": 1.0}}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["state.json"]
 
 
 def test_no_file_is_no_memory(tmp_path: Path) -> None:
-    assert StateFile(tmp_path / "state.json").read() == Kept({})
-
-
-def test_a_file_that_knows_of_no_clusters_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    path.write_text('{"format": 1, "pools": {"chat": {"at": 1.0}}}')
-    assert StateFile(path).read() == Kept({"chat": {"at": 1.0}}, None)
+    assert StateFile(tmp_path / "state.json").read() == {}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +26,7 @@ def test_what_cannot_be_used_is_said_and_done_without(
 ) -> None:
     path = tmp_path / "state.json"
     path.write_bytes(content.encode("latin-1"))
-    assert StateFile(path).read() == Kept({})
+    assert StateFile(path).read() == {}
     assert str(path) in caplog.text
 
 
@@ -41,8 +34,8 @@ def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pyte
     caplog.set_level(logging.WARNING)
     (tmp_path / "file").write_text("")
     file = StateFile(tmp_path / "file" / "state.json")
-    file.write(Kept({}))
-    file.write(Kept({}))
+    file.write({})
+    file.write({})
     assert len(caplog.records) == 1
 
 

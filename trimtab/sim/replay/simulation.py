@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from trimtab.request_cost import BYTES_PER_TOKEN
 from trimtab.sim.batching import Event, Happening, Refusal
 from trimtab.sim.client import Outcome
 from trimtab.sim.replay.arms import Arm, static_weight
@@ -15,6 +14,7 @@ from trimtab.sim.replay.engine import Engine
 from trimtab.sim.replay.fleet import SimulatedFleet
 from trimtab.sim.replay.hosts import Endpoint, Gateway, Host
 from trimtab.sim.trace import Request
+from trimtab.tokens import BYTES_PER_TOKEN
 
 _REFUSAL_S = 0.004  # what vLLM takes to say that it is full
 _REFUSED, _BAD_REQUEST = 503, 400

@@ -22,8 +22,8 @@ from tests.harness import until
 from trimtab.observation.kinds import Signals, SignalsRead
 from trimtab.policy.model import Pool, ScrapeTls
 from trimtab.pool import EndpointSpec
-from xds_server.probes.model_card import ModelCard
 from xds_server.signals import MAX_PAGE_BYTES, PageRead, Scraper, new_session, read_page
+from xds_server.signals.model_card import ModelCard
 from xds_server.signals.names import PageNames
 from xds_server.signals.reader import Job, PoolReader
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.harness import until
 from tests.unit.xds_server.signals.test_scraper import AtOnce, Readings, engine, pool
 from trimtab.observation.kinds import SignalsRead
-from xds_server.probes.model_card import read_card
 from xds_server.signals import Scraper, new_session
+from xds_server.signals.model_card import read_card
 
 RECORDED = (Path(__file__).parents[1] / "data" / "vllm_models.txt").read_bytes().splitlines()[-1]
 

@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -15,29 +15,23 @@ from typing import Any, Self
 import grpc.aio
 
 from ext_proc.sampling import SampleShare
-from trimtab.datapath import cluster_name, pool_of_cluster
-from trimtab.decision import ClassDecision
+from trimtab.datapath import pool_of_cluster
 from trimtab.llmapi.probe_answer import ProbeAnswer
 from trimtab.llmapi.rejections import RejectionReader
 from trimtab.observation.kinds import ClusterChanged, Observation, WorkerMissed
 from trimtab.policy import Policy, PolicyFile
-from trimtab.policy.model import Fallback, Pool, split_host_port
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision, State
 from trimtab.process.listening import bind, serve_http
 from trimtab.process.policy_follower import follow
 from trimtab.v1.observation_stream_pb2 import PoolStates
 from trimtab.v1.observation_stream_pb2_grpc import add_ObservationStreamServicer_to_server
-from trimtab.weights.failover import Failover, can_take, last_resort, takes_over, wants_exploration
-from trimtab.weights.integers import jittered
 from xds_server.admin.metrics import Metrics
 from xds_server.admin.server import AdminState, admin_app
 from xds_server.ads.server import AdsService, ClientRow
 from xds_server.ads.snapshot import Resource, SnapshotCache, TypeUrl
 from xds_server.ads.transport import SERVER_OPTIONS
 from xds_server.config import RUNTIME_NAME, runtime_resource, static_resources
-from xds_server.config.endpoints import EndpointWeight, build_assignment
-from xds_server.config.fallbacks import runtime_of
-from xds_server.config.retry_limits import retry_limits
+from xds_server.config.assignments import assignments_of
 from xds_server.discovery import Discovery, DiscoveryCollector
 from xds_server.heartbeats import Heartbeats
 from xds_server.kept_file import kept_path
@@ -47,6 +41,7 @@ from xds_server.pool_loop import RunningPool
 from xds_server.probes.prober import Prober, ReadAnswer
 from xds_server.probes.reachability import Reachability
 from xds_server.removal_delay import RemovalDelay
+from xds_server.runtime_layer import RuntimeLayer
 from xds_server.signals.prometheus import PrometheusSource
 from xds_server.signals.reader import PoolReader
 from xds_server.signals.scraper import Scraper, new_session
@@ -92,9 +87,6 @@ class ControlPlane:
         self._pools: dict[str, RunningPool] = {}
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
         self._usage: dict[str, tuple[float, int]] = {}
-        self._failovers: dict[str, Failover] = defaultdict(Failover)
-        self._splits: dict[str, Mapping[str, object]] = {}  # entries of the runtime layer, by pool
-        self._retry_limits: dict[str, Mapping[str, int]] = {}  # likewise
         self._heartbeats = Heartbeats()
         # A number that no other run has: versions of this process are never taken for another's.
         self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
@@ -112,6 +104,7 @@ class ControlPlane:
         self._state.unresolved = self._discovery.unresolved
         self.metrics.registry.register(DiscoveryCollector(self._discovery.statuses))
         self._reachability = Reachability()
+        self._runtime_layer = RuntimeLayer(self._state, self._reachability.is_reachable)
         self._stack = AsyncExitStack()
         self._prober: Prober
         self._readers: Sequence[PoolReader[Any]]
@@ -217,10 +210,7 @@ class ControlPlane:
         for name in self._pools.keys() - wanted.keys():
             self._pools.pop(name).task.cancel()
             self._state.decisions.pop(name, None)
-            self._retry_limits.pop(name, None)
-        for name in self._splits.keys() - {pool.name for pool in policy.pools if pool.fallbacks}:
-            for known in (self._failovers, self._splits, self._state.splits):
-                known.pop(name, None)
+        self._runtime_layer.drop_gone()
         for name, pool in wanted.items():
             if name in self._pools:
                 self._pools[name].reconfigure(now, pool)
@@ -249,7 +239,7 @@ class ControlPlane:
             return
         resources: dict[str, Mapping[str, bytes]] = dict(static_resources(self._policy).items())
         resources[TypeUrl.EDS] = {
-            cluster: body for pool in self._pools.values() for cluster, body in _assignments(pool.step(), self._rng)
+            cluster: body for pool in self._pools.values() for cluster, body in assignments_of(pool.step(), self._rng)
         }
         resources[TypeUrl.RTDS] = {RUNTIME_NAME: self._runtime()}
         before = self._clusters
@@ -276,61 +266,23 @@ class ControlPlane:
             self._holds_changed.set()
         self._state.decisions[decision.pool] = decision
         self.metrics.decided(decision, step_s)
-        self._split(decision)
-        self._limit_retries(decision)
+        if self._runtime_layer.decided(decision):
+            self._push_runtime()
         if self._cache.snapshot is None:
             return
         if decision.changed:
-            for cluster, body in _assignments(decision, self._rng):
+            for cluster, body in assignments_of(decision, self._rng):
                 if cluster in self._cache.snapshot[TypeUrl.EDS]:
                     self._cache.assign(cluster, body)
         if decision.changed or holds_changed:
             self._on_states(self._observation_stream.publish(self._state.decisions.values()))
-
-    def _split(self, decision: PoolDecision) -> None:
-        """Say how much of a pool's work its fallbacks get."""
-        policy = self._pools[decision.pool].policy
-        if not policy.fallbacks:
-            return
-        others = [self._state.decisions.get(fallback.pool) if fallback.pool else None for fallback in policy.fallbacks]
-        parts = self._failovers[decision.pool].split(
-            decision.at,
-            can_take(decision, policy.failover_below),
-            [self._takes(policy, *each) for each in zip(policy.fallbacks, others, strict=True)],
-            tries=wants_exploration(decision),
-            rise_per_s=policy.weighting.slow_start_points_per_s / 100,
-            last_resort=last_resort([decision, *others]),
-        )
-        names = (decision.pool, *(fallback.name for fallback in policy.fallbacks))
-        self._state.splits[decision.pool] = dict(zip(names, parts, strict=True))
-        entries = runtime_of(policy, parts, {name: pool.policy for name, pool in self._pools.items()})
-        if entries != self._splits.get(decision.pool):
-            self._splits[decision.pool] = entries
-            self._push_runtime()
-
-    def _takes(self, policy: Pool, fallback: Fallback, decision: PoolDecision | None) -> float:
-        """The part, 0..1, that a fallback takes of what comes to it. `decision`: its own, if it is a pool."""
-        if fallback.pool is not None:
-            return takes_over(decision, self._pools[fallback.pool].policy.failover_below)
-        if fallback.address is not None:
-            return float(self._reachability.is_reachable(policy.name, fallback.address))
-        return 1.0
-
-    def _limit_retries(self, decision: PoolDecision) -> None:
-        """Keep retries of a missed deadline from the endpoint that missed it, where no other takes work."""
-        timed = decision.pool in self._policy.deadlined_pools
-        limits = retry_limits(self._pools[decision.pool].policy, decision) if timed else {}
-        if limits != self._retry_limits.get(decision.pool, {}):
-            self._retry_limits[decision.pool] = limits
-            self._push_runtime()
 
     def _push_runtime(self) -> None:
         if self._cache.snapshot is not None:
             self._cache.set_runtime(RUNTIME_NAME, self._runtime())
 
     def _runtime(self) -> bytes:
-        of_pools = [*self._splits.values(), *self._retry_limits.values()]
-        return runtime_resource(self._share.percent, {k: entry for entries in of_pools for k, entry in entries.items()})
+        return runtime_resource(self._share.percent, self._runtime_layer.entries)
 
     async def _sample(self) -> None:
         if not self._usage:
@@ -400,32 +352,6 @@ def _tell_changes(before: PoolDecision | None, decision: PoolDecision) -> bool:
 
 def _answer_reader(policy: Policy) -> ReadAnswer:
     return partial(ProbeAnswer, RejectionReader.from_policy(policy.rejections))
-
-
-def _assignments(decision: PoolDecision, rng: random.Random) -> Iterator[tuple[str, bytes]]:
-    """The pool's clusters, each with its assignment."""
-    if not decision.classes:
-        yield _assignment(decision, cluster_name(decision.pool), decision.endpoints, rng)
-    for number, name in enumerate(decision.classes):
-        of_class = [endpoint.classes[number] for endpoint in decision.endpoints]
-        yield _assignment(decision, cluster_name(decision.pool, name), of_class, rng)
-
-
-def _assignment(
-    decision: PoolDecision,
-    cluster: str,
-    decided: Sequence[EndpointDecision | ClassDecision],
-    rng: random.Random,
-) -> tuple[str, bytes]:
-    weights = []
-    pushed = jittered([one.weight for one in decided], rng)
-    for endpoint, one, weight in zip(decision.endpoints, decided, pushed, strict=True):
-        host, port = split_host_port(endpoint.id.address)
-        # Where all are in for want of a better one, they are said to drain all: then Envoy goes by the weights alone,
-        # and passes over none that it could not connect to a while ago.
-        draining = not (one.takes_work and decision.serves)
-        weights.append(EndpointWeight(host, port, weight, draining))
-    return cluster, build_assignment(cluster, weights)
 
 
 def _state_file(policy: Policy, policy_path: Path) -> StateFile | None:

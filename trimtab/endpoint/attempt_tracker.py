@@ -186,11 +186,8 @@ class AttemptTracker:
 
     def known_ttft(self, now: float) -> float | None:
         """The mean of samples [s], raised to what is seen to take longer now. None: nothing was seen."""
-        mean = self.ttft.value(now)
         longest = self.silence.longest_wait(now)
-        if mean is None:
-            return longest or None
-        return max(mean, longest)
+        return max(self.ttft.value(now) or 0.0, longest) or self.ttft.value(now)
 
     def _join(self, now: float, event: Event) -> bool:
         """Give an event to its attempt: the newest of its request that had started and that it fits."""

@@ -14,6 +14,7 @@ from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.config import Positive
 from trimtab.scoring.contract import Eligible, Need, Score, Strategy
 from trimtab.scoring.cost_model import CostModel, is_memory
+from trimtab.scoring.water_filling import pour
 from trimtab.strict import Strict
 from trimtab.tokens import BYTES_PER_TOKEN
 
@@ -384,24 +385,3 @@ def _bound_newcomers(shares: dict[int, float], rates: Mapping[int, float], known
             shares[number] *= _MOST_OF_NEWCOMERS / (1.0 - poured)
         else:
             shares[number] = (1.0 - _MOST_OF_NEWCOMERS) * parts[number] / total
-
-
-def pour(work: float, waits: Sequence[float], rates: Sequence[float]) -> list[float]:
-    """Water filling: the part of `work` for each endpoint that levels predicted TTFT.
-
-    `waits` [s] are the levels now, `rates` [work per second] how much work raises an endpoint's level by a second.
-    The level L solves Σ max(0, (L - wait)·rate) = work; the parts sum to `work`.
-    """
-    if not waits:
-        return []
-    # With no work to come, a trace of it still says where it would go.
-    work = max(work, 1e-6)
-    width, filled, level = 0.0, 0.0, 0.0
-    by_wait = sorted(zip(waits, rates, strict=True))
-    for index, (wait, rate) in enumerate(by_wait):
-        filled += wait * rate
-        width += rate
-        level = (work + filled) / width
-        if index + 1 == len(by_wait) or level <= by_wait[index + 1][0]:
-            break
-    return [max(0.0, level - wait) * rate for wait, rate in zip(waits, rates, strict=True)]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.scoring.views import Case, step
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot, TokenSample
 from trimtab.scoring.cost_model import CostModel
-from trimtab.scoring.predicted_ttft import PredictedTtft, PredictedTtftPolicy, pour
+from trimtab.scoring.predicted_ttft import PredictedTtft, PredictedTtftPolicy
+from trimtab.scoring.water_filling import pour
 
 A, B = EndpointId("10.0.0.1:8000"), EndpointId("10.0.0.2:8000")
 

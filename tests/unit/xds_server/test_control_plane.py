@@ -158,7 +158,7 @@ async def test_envoy_is_to_pass_over_nobody_while_all_are_out(tmp_path: Path, mo
         sent.append({endpoint.port: endpoint.draining for endpoint in endpoints})
         return build_assignment(cluster, endpoints)
 
-    monkeypatch.setattr("xds_server.control_plane.build_assignment", note)
+    monkeypatch.setattr("xds_server.config.assignments.build_assignment", note)
     content = policy(state_file=None)
     content["pools"][0]["weighting"] = {"breaker_failures": 1}
     async with running(tmp_path / "policy.yaml", content) as plane:

@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from trimtab.health.state import State
 from trimtab.observation.kinds import AttemptEnded, Observation, Outcome, Verdict
 from trimtab.policy.model import Pool, Retries
-from trimtab.pool import State
 from trimtab.v1 import observation_stream_pb2 as pb
 
 # The engine's own trouble. Another engine need not have it.
 _OF_THE_ENGINE = frozenset({Verdict.SATURATED, Verdict.UNAVAILABLE, Verdict.DRAINING})
-_GIVEN_WORK = frozenset({State.UP, State.SLOW_START})
+_ORDINARY = frozenset(state for state in State if state.is_ordinary)
 
 # While all endpoints of a pool have refused lately, its answers earn it so many retries each, and it saves up so many.
 # Where one in ten attempts is refused that is a retry for each; where all are, it is none.
@@ -70,7 +70,7 @@ class RetryAdvice:
         """Take in what the control plane does with the endpoints of all pools."""
         self._endpoints = {
             pool.pool: _Endpoints(
-                frozenset(endpoint.address for endpoint in pool.endpoints if endpoint.state in _GIVEN_WORK),
+                frozenset(endpoint.address for endpoint in pool.endpoints if endpoint.state in _ORDINARY),
                 frozenset(endpoint.address for endpoint in pool.endpoints if endpoint.takes_work),
             )
             for pool in states.pools

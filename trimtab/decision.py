@@ -1,42 +1,11 @@
 """What weighting decides: the weights of the next interval, and why."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, field
 
 from trimtab.endpoint.failure_signals import FailureSignal
 from trimtab.endpoint.snapshot import EndpointId, EndpointView
-from trimtab.observation.kinds import ProbeResult
-
-
-class State(StrEnum):
-    """What weighting does with an endpoint, and the word shown for it."""
-
-    UP = "up"
-    SLOW_START = "slow-start"  # its score may not rise faster than slow start lets it
-    COOLING = "cooling"  # it said it was saturated
-    SUSPECT = "suspect"  # one failure signal says that it does not generate; it takes work as ever
-    DOWN = "down"  # it does not generate, by probes or by counters that stand still
-    FULL = "full"  # KV usage at the limit while another has room
-    CONSOLIDATED = "consolidated"  # the whole pool has little to do, and others do its work
-    OPEN = "open"  # the breaker is open
-    HALF_OPEN = "half-open"
-    DRAINING = "draining"  # it, or discovery, said that it is going away, or is not ready
-    PANIC = "panic"  # every endpoint would be out, so all are in, by capacity
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeView:
-    """Whether an endpoint generates, and what its last probe found. None is never."""
-
-    state: State = State.UP  # or suspect, down, half-open
-    by_probe: bool = True  # False: it is suspect or down by its counters
-    alive_at: float | None = None  # when it was last seen to generate, Unix seconds
-    unaware: bool = False  # it says that it is idle although it was given work: what it says is old
-    at: float | None = None  # of the last probe, Unix seconds
-    result: ProbeResult | None = None
-    ttft_s: float | None = None
-    reason: str = ""  # where the result is no token
+from trimtab.health.state import ProbeView, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +37,7 @@ class EndpointDecision:
     state: State
     until: float | None  # when the state ends by itself, Unix seconds
     reason: str  # one line for people
-    probe: ProbeView = ProbeView()
+    probe: ProbeView = field(default_factory=ProbeView)
     classes: tuple[ClassDecision, ...] = ()  # short to long; of a pool that has none, none
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trimtab.decision import EndpointDecision, PoolDecision, State
+from trimtab.decision import EndpointDecision, PoolDecision
 from trimtab.endpoint.attempt_tracker import MEMORY_S
 from trimtab.endpoint.evidence import Evidence
 from trimtab.endpoint.fleet import Fleet
@@ -25,7 +25,7 @@ from trimtab.scoring import make_strategy
 from trimtab.weights.slow_start import NEW_ENDPOINT
 from trimtab.weights.weighting import Weigher
 
-__all__ = ["EndpointDecision", "EndpointSpec", "PoolController", "PoolDecision", "State"]
+__all__ = ["EndpointDecision", "EndpointSpec", "PoolController", "PoolDecision"]
 
 _log = logging.getLogger(__name__)
 

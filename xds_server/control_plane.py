@@ -16,11 +16,12 @@ import grpc.aio
 
 from ext_proc.sampling import SampleShare
 from trimtab.datapath import pool_of_cluster
+from trimtab.health.state import State
 from trimtab.llmapi.probe_answer import ProbeAnswer
 from trimtab.llmapi.rejections import RejectionReader
 from trimtab.observation.kinds import ClusterChanged, Observation, WorkerMissed
 from trimtab.policy import Policy, PolicyFile
-from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision, State
+from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision
 from trimtab.process.listening import bind, serve_http
 from trimtab.process.policy_follower import follow
 from trimtab.v1.observation_stream_pb2 import PoolStates
@@ -53,7 +54,6 @@ _REMEMBER_PERIOD_S = 5.0
 _REMEMBER_PAUSE_S = 0.5
 _SAMPLING_PERIOD_S = 1.0
 _REMOVAL_PERIOD_S = 1.0
-_IN = {State.UP, State.SLOW_START}
 _WORKERS_MAX = 256  # of those that ended, the latest so many still count
 
 _READ_AT_START: Mapping[str, Callable[[Policy], object]] = {
@@ -344,7 +344,7 @@ def _tell_changes(before: PoolDecision | None, decision: PoolDecision) -> bool:
     states = {endpoint.id: endpoint.state for endpoint in before.endpoints} if before else {}
     for endpoint in decision.endpoints:
         was, now = states.get(endpoint.id, State.UP), endpoint.state
-        if was is not now and not {was, now} <= _IN:
+        if was is not now and not (was.is_ordinary and now.is_ordinary):
             log.info("pool %s: %s: %s", decision.pool, endpoint.view.name, endpoint.reason)
             changed = True
     return changed

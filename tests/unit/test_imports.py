@@ -26,8 +26,8 @@ CORE = (
     "trimtab.scoring",
     "trimtab.policy",
     "trimtab.llmapi",
-    "trimtab.decision",
     "trimtab.health",
+    "trimtab.decision",
     "trimtab.weights",
     "trimtab.pool",
 )

@@ -26,8 +26,9 @@ from tests.unit.scene import (
     token,
     unreachable,
 )
+from trimtab.health.state import State
 from trimtab.observation.kinds import Observation, Outcome, Verdict
-from trimtab.pool import EndpointSpec, PoolDecision, State
+from trimtab.pool import EndpointSpec, PoolDecision
 from trimtab.scoring import HealthPolicy
 
 

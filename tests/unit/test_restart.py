@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.scene import A, B, C, Scene, answered, failed, read, rejected, started, token
-from trimtab.pool import State
+from trimtab.health.state import State
 
 
 def history(scene: Scene) -> None:

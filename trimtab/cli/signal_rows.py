@@ -9,11 +9,11 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.decision import ProbeView
 from trimtab.endpoint.engine_rates import Spread
 from trimtab.endpoint.engine_readings import NOT_READ, SIGNALS
 from trimtab.endpoint.prometheus_readings import CustomReading
 from trimtab.endpoint.snapshot import EndpointView
+from trimtab.health.state import ProbeView
 from trimtab.observation.kinds import Adapters
 
 _SHARES = frozenset({"kv_usage", "prefix_hit_rate"})

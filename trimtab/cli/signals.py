@@ -16,8 +16,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from trimtab.cli import signal_rows
-from trimtab.decision import ProbeView
-from trimtab.health.probe_health import probe_pause_s
+from trimtab.health.state import ProbeView
 from trimtab.llmapi.probe_answer import ProbeAnswer
 from trimtab.llmapi.rejections import RejectionReader
 from trimtab.observation.kinds import Observation, SignalsRead
@@ -26,6 +25,7 @@ from trimtab.policy.model import Policy, Pool
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController
 from trimtab.process.stopping import stop_signal, unless_stopped
 from xds_server.discovery import Discovery
+from xds_server.probes.pace import probe_pause_s
 from xds_server.probes.prober import Prober
 from xds_server.signals import Scraper, new_session
 from xds_server.signals.prometheus import PrometheusSource

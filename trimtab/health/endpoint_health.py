@@ -1,7 +1,6 @@
 """What weighting holds against one incarnation of an endpoint."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from random import Random
 from types import MappingProxyType
@@ -9,37 +8,22 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trimtab.decision import State
 from trimtab.endpoint.attempt import AttemptOutcome
 from trimtab.endpoint.evidence import OutcomeSeen
 from trimtab.endpoint.failure_signals import FailureSignal, Suspected
 from trimtab.endpoint.prometheus_readings import CustomReading
-from trimtab.health.breaker import Breaker, BreakerState
+from trimtab.health.breaker import Breaker
 from trimtab.health.cooldown import CoolDown
+from trimtab.health.panic import Panic
 from trimtab.health.probe_health import ProbeHealth, ProbeHealthMemory
 from trimtab.policy.model import Weighting
 from trimtab.policy.prometheus import CustomSignal
 
 # An endpoint that was out for a full KV cache comes back a little below the limit, or it would flap.
 _KV_HYSTERESIS = 0.02
-# In panic, an endpoint that refuses or fails again keeps this part of its work, at each step,
-_LEANED_ON_LESS = 0.5
-# and none once it is below this part.
-_LEANED_ON_LEAST = 0.05
-
 _NONE: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 Count = Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Why an endpoint gets less than its share: nothing at all, or the floor."""
-
-    state: State
-    until: float | None
-    reason: str
-    tries: bool = False  # it gets the floor: consolidated, or half-open and the attempt that decides is yet to be sent
 
 
 class EndpointHealthMemory(BaseModel):
@@ -55,7 +39,7 @@ class EndpointHealthMemory(BaseModel):
     breaker_opened_at: float | None = None
     breaker_until: float | None = None
     why: dict[AttemptOutcome, str] = {}
-    leaned_on: float = Field(default=0, ge=0, le=1)
+    panic_part: float = Field(default=0, ge=0, le=1)
     probe_health: ProbeHealthMemory | None = None
 
 
@@ -63,77 +47,75 @@ class EndpointHealth:
     """Cool-down, drain, breaker, probes and KV rule of one incarnation of an endpoint."""
 
     __slots__ = (
-        "_accused",
-        "_breaker",
-        "_cool_down",
         "_failure_signals",
-        "_leaving_until",
         "_past",
         "_why",
-        "leaned_on",
+        "breaker",
+        "cool_down",
+        "leaving_until",
+        "panic",
         "probe_health",
         "was_full",
     )
 
     def __init__(self) -> None:
-        self._cool_down = CoolDown()
-        self._breaker = Breaker()
+        self.cool_down = CoolDown()
+        self.breaker = Breaker()
         self.probe_health = ProbeHealth()
-        self._leaving_until = -inf
+        self.leaving_until = -inf
         self._why: dict[AttemptOutcome, str] = {}  # of the last one of a kind
         self.was_full = False  # out for it at the last step
         self._past = _NONE  # custom signals past their limits -> action, and why
-        self.leaned_on = 0.0  # 0..1, the part of its work that it keeps while it is held
-        self._accused = False  # since the last step
+        self.panic = Panic()
         self._failure_signals: list[FailureSignal] = []  # since they were taken last
 
     def judged(self, judged: OutcomeSeen, config: Weighting, rng: Random) -> None:
         """Take in what an attempt said of the endpoint."""
         match judged.judgement:
             case AttemptOutcome.REFUSED:
-                self._cool_down.refused(judged.at, judged.retry_after_s, config, rng)
+                self.cool_down.refused(judged.at, judged.retry_after_s, config, rng)
             case AttemptOutcome.LEAVING:
                 self._failure_signals.append(FailureSignal.LEAVING)
-                self._leaving_until = max(self._leaving_until, judged.at + config.cool_down_cap_s)
+                self.leaving_until = max(self.leaving_until, judged.at + config.cool_down_cap_s)
             case AttemptOutcome.FAILURE:
                 if judged.failure_signal is not None:
                     self._failure_signals.append(judged.failure_signal)
-                if self._breaker.failed(judged.at, judged.started_at, config, mid_answer=judged.generated):
+                if self.breaker.failed(judged.at, judged.started_at, config, mid_answer=judged.generated):
                     self._failure_signals.append(FailureSignal.FAILURES)
             case AttemptOutcome.SUCCESS | AttemptOutcome.UNKNOWN:
-                self._breaker.succeeded(judged.at, judged.started_at, generated=judged.generated)
+                self.breaker.succeeded(judged.at, judged.started_at, generated=judged.generated)
                 return
-            case AttemptOutcome.NO_OUTPUT if judged.others_answer and self._breaker.tried(
+            case AttemptOutcome.NO_OUTPUT if judged.others_answer and self.breaker.tried(
                 judged.at, judged.started_at, config
             ):
                 self._failure_signals.append(FailureSignal.NO_OUTPUT)
                 self._why[AttemptOutcome.FAILURE] = f"{judged.why}, and other endpoints give output to such requests"
             case _:
                 return
-        self._accused = True
+        self.panic.accuse()
         self._why[judged.judgement] = judged.why
 
     def token_seen(self, at: float, started_at: float, *, further: bool) -> None:
         """An attempt that was sent at `started_at` showed its first token, or a further one after a suspicion."""
-        self._breaker.token_seen(started_at, further=further)
+        self.breaker.token_seen(started_at, further=further)
         self.probe_health.token_seen(at, started_at)
 
     def suspected(self, suspected: Suspected, config: Weighting) -> None:
         """Take in that the endpoint is taken for dead."""
         mid_answer = suspected.failure_signal is FailureSignal.STALLED
-        if self._breaker.suspect(suspected.at, suspected.since, config, mid_answer=mid_answer):
+        if self.breaker.suspect(suspected.at, suspected.since, config, mid_answer=mid_answer):
             self._failure_signals.append(suspected.failure_signal)
             self._why[AttemptOutcome.FAILURE] = suspected.why
 
     def recent(self, now: float) -> tuple[float, float]:
         """How many attempts failed recently, of how many."""
-        return self._breaker.recent(now)
+        return self.breaker.recent(now)
 
     def open(self, now: float, failure_signal: FailureSignal, why: str, config: Weighting) -> None:
         """Open the breaker, which is closed."""
         self._failure_signals.append(failure_signal)
         self._why[AttemptOutcome.FAILURE] = why
-        self._breaker.open(now, config)
+        self.breaker.open(now, config)
 
     def note(self, failure_signal: FailureSignal) -> None:
         """Take note of a failure signal from which nothing follows here."""
@@ -144,43 +126,9 @@ class EndpointHealth:
         failure_signals, self._failure_signals = self._failure_signals, []
         return failure_signals
 
-    def hold(self, now: float, newest_sent_at: float | None = None) -> Hold | None:
-        """Why the endpoint is held back at `now`; None if it is not.
-
-        `newest_sent_at` is when the newest of the attempts in flight was sent.
-        """
-        breaker = self._breaker.state(now)
-        if now < self._leaving_until:
-            return self._out(now, State.DRAINING, self._leaving_until, AttemptOutcome.LEAVING)
-        if breaker is BreakerState.OPEN:
-            return self._out(now, State.OPEN, self._breaker.until, AttemptOutcome.FAILURE)
-        if self.probe_health.state is State.DOWN:
-            return Hold(State.DOWN, None, self.probe_health.reason)
-        if self._cool_down.active(now):
-            return self._out(now, State.COOLING, self._cool_down.until, AttemptOutcome.REFUSED)
-        if breaker is BreakerState.HALF_OPEN:
-            why = self._why.get(AttemptOutcome.FAILURE, "failures")
-            tries = newest_sent_at is None or newest_sent_at <= self._breaker.until
-            decides = "the next attempt decides" if tries else "an attempt under way decides"
-            return Hold(State.HALF_OPEN, None, f"half-open: {why}; {decides}", tries)
-        if self.probe_health.state is State.HALF_OPEN:
-            return Hold(State.HALF_OPEN, None, self.probe_health.reason, tries=True)
-        return None
-
-    def lean_on(self, hold: Hold | None, is_needed: bool) -> None:
-        """Let a held endpoint take work because all are held, and go on when the first of them is back.
-
-        That one alone would take all work, be flooded, and all would be out again. What shows that another does not
-        deserve its part is that it goes on to refuse or to fail. What does not generate has no part to keep.
-        """
-        if is_needed:
-            self.leaned_on = 1.0
-        elif hold is None or hold.state in (State.FULL, State.DOWN, State.CONSOLIDATED):
-            self.leaned_on = 0.0
-        elif self._accused:
-            less = self.leaned_on * _LEANED_ON_LESS
-            self.leaned_on = less if less >= _LEANED_ON_LEAST else 0.0
-        self._accused = False
+    def why(self, outcome: AttemptOutcome) -> str:
+        """What is said of the last attempt with an outcome."""
+        return self._why.get(outcome, outcome.value)
 
     def is_full(self, kv_usage: float | None, limit: float) -> bool:
         """Whether the KV cache is at the limit; UNKNOWN is not."""
@@ -208,15 +156,15 @@ class EndpointHealth:
             return None if at == -inf else at
 
         return EndpointHealthMemory(
-            cooling_until=when(self._cool_down.until),
-            cool_down_repeats=self._cool_down.repeats,
-            leaving_until=when(self._leaving_until),
-            breaker_failures=self._breaker.failures,
-            breaker_openings=self._breaker.openings,
-            breaker_opened_at=when(self._breaker.opened_at),
-            breaker_until=when(self._breaker.until),
+            cooling_until=when(self.cool_down.until),
+            cool_down_repeats=self.cool_down.repeats,
+            leaving_until=when(self.leaving_until),
+            breaker_failures=self.breaker.failures,
+            breaker_openings=self.breaker.openings,
+            breaker_opened_at=when(self.breaker.opened_at),
+            breaker_until=when(self.breaker.until),
             why=dict(self._why),
-            leaned_on=self.leaned_on,
+            panic_part=self.panic.part,
             probe_health=self.probe_health.dump(),
         )
 
@@ -228,19 +176,16 @@ class EndpointHealth:
             return -inf if at is None else min(at, now + at_most_s)
 
         health = cls()
-        health._cool_down.until = when(memory.cooling_until, config.cool_down_cap_s)
-        health._cool_down.repeats = memory.cool_down_repeats
-        health._leaving_until = when(memory.leaving_until, config.cool_down_cap_s)
-        health._breaker.restore(
+        health.cool_down.until = when(memory.cooling_until, config.cool_down_cap_s)
+        health.cool_down.repeats = memory.cool_down_repeats
+        health.leaving_until = when(memory.leaving_until, config.cool_down_cap_s)
+        health.breaker.restore(
             failures=memory.breaker_failures,
             openings=memory.breaker_openings,
             opened_at=when(memory.breaker_opened_at, 0.0),
             until=when(memory.breaker_until, config.breaker_open_cap_s),
         )
         health._why = dict(memory.why)
-        health.leaned_on = memory.leaned_on
+        health.panic = Panic(memory.panic_part)
         health.probe_health = ProbeHealth.restore(now, memory.probe_health)
         return health
-
-    def _out(self, now: float, state: State, until: float, because: AttemptOutcome) -> Hold:
-        return Hold(state, until, f"{state}: {self._why.get(because, because.value)}, {until - now:.1f} s left")

@@ -6,15 +6,13 @@ from math import inf
 
 from pydantic import BaseModel, ConfigDict
 
-from trimtab.decision import EndpointDecision, ProbeView, State
 from trimtab.endpoint.snapshot import EndpointView
+from trimtab.health.state import ProbeView, State
 from trimtab.observation.kinds import Probed, ProbeResult
 
 # An engine that says it is idle so long after work was sent to it knows nothing of that work: it hangs, and what it
 # shows is from before. The time is that of a reading and of a connection.
 _UNAWARE_S = 5.0
-# What is undecided is probed again after this part of the interval.
-_SOON = 0.25
 
 
 class Cause(StrEnum):
@@ -162,24 +160,3 @@ class ProbeHealth:
                 self.state, self._since = State.UP, at
             case State.HALF_OPEN if started_at > self._since:
                 self.state, self._since = State.UP, at
-
-
-def probe_pause_s(endpoint: EndpointDecision | None, now: float, interval_s: float) -> float:
-    """How long [s] an endpoint is let alone before it is probed, or looked at again; 0: it is to be probed now."""
-    soon_s = _SOON * interval_s
-    if endpoint is None or endpoint.state is State.DRAINING:
-        return soon_s
-    probe = endpoint.probe
-    last_at = -inf if probe.at is None else probe.at
-    if probe.state is State.DOWN:
-        return max(0.0, last_at + interval_s - now)
-    if probe.state is State.HALF_OPEN or (probe.state is State.SUSPECT and probe.by_probe):
-        # Not only while it is idle: what came to it meanwhile may hang there.
-        return max(0.0, last_at + soon_s - now)
-    view = endpoint.view
-    if view.signals.running or view.signals.waiting:
-        return soon_s
-    if (view.in_flight or view.in_flight_reported) and not probe.unaware:
-        return soon_s
-    seen_at = last_at if probe.alive_at is None else max(last_at, probe.alive_at)
-    return max(0.0, seen_at + interval_s - now)

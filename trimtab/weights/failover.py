@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from trimtab.decision import PoolDecision, State
+from trimtab.decision import PoolDecision
+from trimtab.health.state import State
 from trimtab.scoring.capacity import capacities_of
 
 # What a pool that is out keeps, or gets as a fallback, while one of its endpoints is half-open: no attempt, no return.
 _TRIED_WITH = 0.02
-# A suspect takes work as ever; one that is full or consolidated is not out of order.
-_IN = frozenset({State.UP, State.SLOW_START, State.SUSPECT, State.FULL, State.CONSOLIDATED})
 
 
 def can_take(decision: PoolDecision | None, failover_below: float) -> float:
@@ -20,7 +19,7 @@ def can_take(decision: PoolDecision | None, failover_below: float) -> float:
 def _part_in(decision: PoolDecision) -> float:
     """The part, 0..1, of a pool's capacity whose endpoints are in."""
     capacities = capacities_of([endpoint.view for endpoint in decision.endpoints])
-    part = sum(capacities[endpoint.id] for endpoint in decision.endpoints if endpoint.state in _IN)
+    part = sum(capacities[endpoint.id] for endpoint in decision.endpoints if endpoint.state.counts_as_capacity)
     return part / sum(capacities.values()) if part else 0.0
 
 

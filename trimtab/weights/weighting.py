@@ -5,22 +5,29 @@ from dataclasses import replace
 from math import isfinite
 from random import Random
 
-from trimtab.decision import ClassDecision, EndpointDecision, PoolDecision, State
+from trimtab.decision import ClassDecision, EndpointDecision, PoolDecision
 from trimtab.endpoint.evidence import OutcomeSeen, ProbeSeen, TokenSeen
 from trimtab.endpoint.failure_signals import FailureSignal, Suspected
 from trimtab.endpoint.snapshot import EndpointId, EndpointView, PoolSnapshot
-from trimtab.health.endpoint_health import EndpointHealth, Hold
+from trimtab.health.endpoint_health import EndpointHealth
 from trimtab.health.exploration import Exploration
+from trimtab.health.filters import (
+    NO_LONG_PROMPTS,
+    Objection,
+    Objections,
+    PoolHealth,
+    default_filters,
+    not_for_long_prompts,
+    run,
+)
 from trimtab.health.probe_health import Watch
+from trimtab.health.state import State
 from trimtab.policy.model import Weighting
 from trimtab.policy.prometheus import CustomSignal
 from trimtab.scoring.capacity import capacities_of
 from trimtab.scoring.contract import Eligible, Score, Strategy
-from trimtab.weights.consolidation import Consolidation
 from trimtab.weights.integers import floored, moved, to_weight
 from trimtab.weights.slow_start import NEW_ENDPOINT, SlowStart
-
-NO_LONG_PROMPTS = "no_long_prompts"  # a custom signal's action
 
 # The floor never gives an endpoint more than this part of what it would get by capacity alone, so that it
 # stays a floor in a large pool and does not load a weak endpoint.
@@ -31,17 +38,11 @@ _STANDS_OUT = 2.0
 # All half-open endpoints together get no more than this by their floors: in a pool of many dead ones each try is
 # an attempt that most likely fails, and a request has only so many.
 _HALF_OPEN_TOTAL = 0.05
-# Holds of endpoints that may give no answer at all. When all are out they stay out if another only says that it is
-# full: it serves some, and tells the others when to come again.
-_MAY_BE_DEAD = frozenset({State.OPEN, State.DOWN})
-_AT_THE_FLOOR = frozenset({State.HALF_OPEN, State.CONSOLIDATED})  # holds that leave an endpoint its floor
-
 Pushed = Mapping[str, tuple[int, bool]]  # address -> weight, takes work
-Holds = Mapping[EndpointId, Hold | None]
 
 
 class Weigher:
-    """The standings of one pool's endpoints, and the weights that were pushed last."""
+    """The health of one pool's endpoints, and the weights that were pushed last."""
 
     def __init__(
         self, config: Weighting, rng: Random, limits: Sequence[CustomSignal] = (), watch: Watch | None = None
@@ -56,7 +57,7 @@ class Weigher:
         self._pushed: Sequence[Pushed] = ({},)  # of each length class, or of the whole pool
         self._has_decided = False
         self._serves = True
-        self._consolidation = Consolidation()
+        self._filters = default_filters()
         self._exploration = Exploration()
 
     @property
@@ -107,25 +108,25 @@ class Weigher:
         self._health = {view.id: self._health_of(now, view.id) for view in views}
         self._slow_starts = {view.id: self._slow_starts[view.id] for view in views}
         self._open_breakers(now)
-        holds = self._holds(now, views)
-        barred = self._barred(pool, holds)
-        eligible = Eligible(frozenset(id for id, hold in holds.items() if hold is None), barred)
+        pool_health = self._pool_health(now, views)
+        objections = run(self._filters, pool_health)
+        not_longest = not_for_long_prompts(pool_health, objections) if len(pool.classes) > 1 else frozenset()
+        eligible = Eligible(frozenset(id for id, objection in objections.items() if objection is None), not_longest)
         strategy.advance(pool, eligible)
         judged = strategy.score(pool, eligible)
         scores = {id: _bounded(score) for id, score in judged.items()}
-        effective = {id: self._effective_score(now, id, hold, scores[id].score, strategy) for id, hold in holds.items()}
-        panic = all(holds.values())
-        full = panic and any(hold is not None and hold.state is State.COOLING for hold in holds.values())
-        for id, hold in holds.items():
-            # What is going away for good keeps no part of its work when others are back.
-            leaves = id.address in self.out and not panic
-            is_needed = panic and not (full and hold is not None and hold.state in _MAY_BE_DEAD)
-            self._health[id].lean_on(None if leaves else hold, is_needed)
-        half_open = frozenset(id for id, hold in holds.items() if hold and hold.state is State.HALF_OPEN and hold.tries)
+        effective = {
+            id: self._effective_score(now, id, objection, scores[id].score, strategy)
+            for id, objection in objections.items()
+        }
+        panic, serves = self._step_panic(objections)
+        half_open = frozenset(
+            id for id, it in objections.items() if it and it.state is State.HALF_OPEN and it.gets_floor
+        )
         probe_shares = {} if panic else self._exploration.choose(now, views, half_open)
         by_class = [
             self._shares(pool, takers, scores, effective, asked, strategy, probe_shares)
-            for takers, asked in _each_class(pool, holds, scores, barred)
+            for takers, asked in _each_class(pool, objections, scores, not_longest)
         ]
         changed = self._push(
             [{view.id.address: shares.get(view.id) for view in views} for shares in by_class], strategy
@@ -133,10 +134,10 @@ class Weigher:
 
         decisions = []
         for view in views:
-            score, hold = scores[view.id], holds[view.id]
+            score, objection = scores[view.id], objections[view.id]
             health = self._health[view.id]
-            state, until, reason = self._say(now, hold, panic, health, effective[view.id], score)
-            if view.id in barred and hold is None:
+            state, until, reason = self._say(now, objection, panic, health, effective[view.id], score)
+            if view.id in not_longest and objection is None:
                 reason = f"{reason}; no long prompts: {health.past_limit(NO_LONG_PROMPTS)}"
             shares = [of_class.get(view.id) for of_class in by_class]
             share = sum(part or 0.0 for part in shares) / len(shares)
@@ -168,11 +169,23 @@ class Weigher:
             for id, health in self._health.items()
             for failure_signal in health.take_failure_signals()
         )
-        serves = full or not panic
         changed, self._serves = changed or serves is not self._serves, serves
         return PoolDecision(
             pool.pool, now, tuple(decisions), changed, names, pool.bytes_per_token, failure_signals, serves
         )
+
+    def _step_panic(self, objections: Objections) -> tuple[bool, bool]:
+        """Whether the pool is in panic, and whether it serves some requests at least."""
+        panic = all(objections.values())
+        # When all are out, those that may be dead stay out if another only says that it is full: it serves some, and
+        # tells the others when to come again.
+        full = panic and any(it is not None and it.state is State.COOLING for it in objections.values())
+        for id, objection in objections.items():
+            # What is going away for good keeps no part of its work when others are back.
+            leaves = id.address in self.out and not panic
+            is_needed = panic and not (full and objection is not None and objection.state.may_be_dead)
+            self._health[id].panic.step(None if leaves or objection is None else objection.state, is_needed)
+        return panic, full or not panic
 
     def _health_of(self, now: float, endpoint: EndpointId) -> EndpointHealth:
         if endpoint not in self._health:
@@ -193,48 +206,20 @@ class Weigher:
                 why = f"{failed / sent:.0%} of its latest {sent:.0f} attempts failed"
                 self._health[id].open(now, FailureSignal.ERROR_SHARE, why, config)
 
-    def _holds(self, now: float, views: Sequence[EndpointView]) -> Holds:
-        """What holds each endpoint back; a full KV cache does only while another is known to have room."""
-        holds = {view.id: self._hold(now, view) for view in views}
-        limit = self.config.kv_limit
-        free = {view.id: view.signals.kv_usage for view in views if holds[view.id] is None}
-        full = {id for id, usage in free.items() if self._health[id].is_full(usage, limit)}
-        room = any(usage is not None and id not in full for id, usage in free.items())
-        for id, health in self._health.items():
-            health.was_full = room and id in full
-            if health.was_full:
-                usage = f"KV usage {free[id]:.2f}, the limit is {limit:g}"
-                holds[id] = Hold(State.FULL, None, f"full: {usage}, and another endpoint has room")
-        if (signal := next((limit for limit in self.limits if limit.action == "consolidate"), None)) is not None:
-            readings = {view.id: view.custom.get(signal.name) for view in views}
-            used = {id: reading.value if reading else None for id, reading in readings.items()}
-            for id in self._consolidation.consolidate(now, used, signal, is_whole=not any(holds.values())):
-                reason = f"{State.CONSOLIDATED}: {signal.name} of all endpoints is below {signal.below:g}"
-                holds[id] = Hold(State.CONSOLIDATED, None, reason, tries=True)
-        return holds
-
-    def _hold(self, now: float, view: EndpointView) -> Hold | None:
-        health = self._health[view.id]
-        health.probe_health.watch(now, view, self.watch)
-        if why := self.out.get(view.id.address):
-            return Hold(State.DRAINING, None, f"{State.DRAINING}: {why}")
-        health.read_limits(view.custom, self.limits)
-        if why := health.past_limit("drain"):
-            return Hold(State.DRAINING, None, f"{State.DRAINING}: {why}")
-        return health.hold(now, view.newest_sent_at)
-
-    def _barred(self, pool: PoolSnapshot, holds: Holds) -> frozenset[EndpointId]:
-        """Those that take nothing of the longest class, as long as one that is in is not among them."""
-        past = {id for id in holds if self._health[id].past_limit(NO_LONG_PROMPTS)}
-        others = any(hold is None and id not in past for id, hold in holds.items())
-        return frozenset(past) if others and len(pool.classes) > 1 else frozenset()
+    def _pool_health(self, now: float, views: Sequence[EndpointView]) -> PoolHealth:
+        for view in views:
+            health = self._health[view.id]
+            health.probe_health.watch(now, view, self.watch)
+            if view.id.address not in self.out:
+                health.read_limits(view.custom, self.limits)
+        return PoolHealth(now, views, self._health, self.out, self.limits, self.config.kv_limit)
 
     def _effective_score(
-        self, now: float, id: EndpointId, hold: Hold | None, score: float, strategy: Strategy
+        self, now: float, id: EndpointId, objection: Objection | None, score: float, strategy: Strategy
     ) -> float:
         slow_start = self._slow_starts[id]
-        if hold is not None and hold.state not in (State.FULL, State.CONSOLIDATED):
-            slow_start.hold(now if hold.until is None else hold.until)
+        if objection is not None and not objection.state.keeps_score:
+            slow_start.hold(now if objection.until is None else objection.until)
             return 0.0
         return (
             slow_start.let(now, score, self.config.slow_start_points_per_s)
@@ -245,7 +230,7 @@ class Weigher:
     def _shares(
         self,
         pool: PoolSnapshot,
-        holds: Holds,
+        objections: Objections,
         scores: Mapping[EndpointId, Score],
         effective: Mapping[EndpointId, float],
         asked: Mapping[EndpointId, float],
@@ -254,20 +239,20 @@ class Weigher:
     ) -> dict[EndpointId, float]:
         """The shares of the endpoints that take work, when a strategy asks for some; they sum to 1."""
         capacities = capacities_of(pool.endpoints)
-        free = [id for id, hold in holds.items() if hold is None]
-        takers = [id for id, hold in holds.items() if self._takes_work(id, hold)]
+        free = [id for id, objection in objections.items() if objection is None]
+        takers = [id for id, objection in objections.items() if self._takes_work(id, objection)]
         # A strategy measures shares as it likes. Those that are in although they are held get theirs by capacity, in
         # that measure: as much as the strategy gives where the score is 100.
         by_score = sum(capacities[id] * scores[id].score / 100 for id in free)
         scale = _ratio(sum(asked[id] for id in free), by_score)
         raw = [
-            scale * capacities[id] * self._leniency(pool.at, id, hold)
-            if (hold := holds[id])
+            scale * capacities[id] * self._leniency(pool.at, id, objection)
+            if (objection := objections[id])
             else _wanted(asked[id], scores[id], effective[id], strategy)
             for id in takers
         ]
         if not any(raw):
-            raw = [0.0 if holds[id] else capacities[id] for id in takers]
+            raw = [0.0 if objections[id] else capacities[id] for id in takers]
         total = sum(capacities[id] for id in takers)
         held_floor = _HALF_OPEN_TOTAL / max(1, len(takers) - len(free))
         # One that is half open or consolidated gets no more than its floor, so it always has one.
@@ -275,21 +260,23 @@ class Weigher:
             probe_shares[id]
             if id in probe_shares
             else min(
-                self.config.floor_share, _FLOOR_OF_CAPACITY * capacities[id] / total, held_floor if holds[id] else 1.0
+                self.config.floor_share,
+                _FLOOR_OF_CAPACITY * capacities[id] / total,
+                held_floor if objections[id] else 1.0,
             )
-            if strategy.floored or holds[id]
+            if strategy.floored or objections[id]
             else 0.0
             for id in takers
         ]
         return dict(zip(takers, floored(raw, floors), strict=True))
 
-    def _takes_work(self, id: EndpointId, hold: Hold | None) -> bool:
-        return hold is None or hold.tries or self._health[id].leaned_on > 0
+    def _takes_work(self, id: EndpointId, objection: Objection | None) -> bool:
+        return objection is None or objection.gets_floor or self._health[id].panic.part > 0
 
-    def _leniency(self, now: float, id: EndpointId, hold: Hold) -> float:
+    def _leniency(self, now: float, id: EndpointId, objection: Objection) -> float:
         """0..1: less for one that is out for longer than an ordinary cool-down."""
-        left = 0.0 if hold.until is None else hold.until - now
-        return self._health[id].leaned_on / max(1.0, left / self.config.cool_down_max_s)
+        left = 0.0 if objection.until is None else objection.until - now
+        return self._health[id].panic.part / max(1.0, left / self.config.cool_down_max_s)
 
     def _push(self, by_class: Sequence[Mapping[str, float | None]], strategy: Strategy) -> bool:
         """Put shares (None: takes no work) in force where they differ enough, and say whether to push any."""
@@ -301,14 +288,20 @@ class Weigher:
         return differs or first
 
     def _say(
-        self, now: float, hold: Hold | None, panic: bool, health: EndpointHealth, effective: float, score: Score
+        self,
+        now: float,
+        objection: Objection | None,
+        panic: bool,
+        health: EndpointHealth,
+        effective: float,
+        score: Score,
     ) -> tuple[State, float | None, str]:
         """The state of an endpoint, when it ends by itself, and a line for people."""
-        if hold is not None:
-            if hold.state in _AT_THE_FLOOR or not health.leaned_on:
-                return hold.state, hold.until, hold.reason
-            so = "are out, so it is in" if panic else f"were out, so it keeps {health.leaned_on:.0%} of its work"
-            return State.PANIC, hold.until, f"all endpoints {so}; {hold.reason}"
+        if objection is not None:
+            if objection.state.keeps_floor or not health.panic.part:
+                return objection.state, objection.until, objection.reason
+            so = "are out, so it is in" if panic else f"were out, so it keeps {health.panic.part:.0%} of its work"
+            return State.PANIC, objection.until, f"all endpoints {so}; {objection.reason}"
         if health.probe_health.state is State.SUSPECT:
             return State.SUSPECT, None, health.probe_health.reason
         if effective < score.score:
@@ -323,8 +316,8 @@ class Weigher:
 
 
 def _each_class(
-    pool: PoolSnapshot, holds: Holds, scores: Mapping[EndpointId, Score], barred: frozenset[EndpointId]
-) -> Iterator[tuple[Holds, Mapping[EndpointId, float]]]:
+    pool: PoolSnapshot, objections: Objections, scores: Mapping[EndpointId, Score], not_longest: frozenset[EndpointId]
+) -> Iterator[tuple[Objections, Mapping[EndpointId, float]]]:
     """For each length class, short to long, the endpoints that may take of it, and the shares that the strategy asks
     for.
 
@@ -332,7 +325,7 @@ def _each_class(
     """
     last = len(pool.classes) - 1
     for number in range(max(1, len(pool.classes))):
-        takers = {id: hold for id, hold in holds.items() if number < last or id not in barred}
+        takers = {id: objection for id, objection in objections.items() if number < last or id not in not_longest}
         asked = {id: score.class_shares[number] if score.class_shares else score.share for id, score in scores.items()}
         yield takers, asked
 

@@ -7,7 +7,8 @@ from prometheus_client.registry import Collector
 
 from trimtab.decision import ClassDecision
 from trimtab.endpoint.engine_rates import Spread
-from trimtab.pool import EndpointDecision, State
+from trimtab.health.state import State
+from trimtab.pool import EndpointDecision
 from xds_server.admin.state import AdminState
 
 _LABELS = ("pool", "endpoint")

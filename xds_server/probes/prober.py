@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import aiohttp
 
-from trimtab.health.probe_health import probe_pause_s
 from trimtab.observation.kinds import Probed, ProbeResult
 from trimtab.policy.engines import engine_tables
 from trimtab.policy.model import Pool, ScrapeTls
 from trimtab.pool import EndpointDecision, EndpointSpec
 from xds_server.access import Access, AccessError, read_body, why_failed
+from xds_server.probes.pace import probe_pause_s
 from xds_server.signals.model_card import MODELS_PATH
 from xds_server.signals.reader import PoolReader
 from xds_server.signals.scraper import certificate_host

@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.scene import A, B, Scene, answered, failed, read, rejected
 from trimtab.endpoint.engine_readings import Origin
+from trimtab.health.state import State
 from trimtab.observation.kinds import Signals, SignalsRead
-from trimtab.pool import State
 
 
 def test_readings_are_shown_until_they_are_stale() -> None:

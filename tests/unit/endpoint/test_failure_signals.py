@@ -22,8 +22,8 @@ from tests.unit.scene import (
     worker_missed,
 )
 from trimtab.endpoint.failure_signals import FailureSignal
+from trimtab.health.state import State
 from trimtab.observation.kinds import Observation, Outcome, Verdict
-from trimtab.pool import State
 
 
 def unary(at: float, took_s: float, address: str = A, request: str = "u") -> list[Observation]:

@@ -18,8 +18,8 @@ from tests.unit.scene import (
     worker_missed,
 )
 from trimtab.endpoint.failure_signals import FailureSignal
+from trimtab.health.state import State
 from trimtab.observation.kinds import Outcome, Output, Verdict
-from trimtab.pool import State
 
 
 def without_output(at: float, address: str = C, request: str = "x", **end: object) -> list:

@@ -15,8 +15,8 @@ from tests.unit.scene import (
     unreachable,
 )
 from trimtab.endpoint.attempt_tracker import ERROR_PRIOR
+from trimtab.health.state import State
 from trimtab.observation.kinds import Outcome, Verdict
-from trimtab.pool import State
 
 
 def share(errors: float, attempts: float) -> float:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.scene import POOL, A, B, Scene, read
 from trimtab.endpoint.engine_readings import Readings
 from trimtab.endpoint.prometheus_readings import PrometheusReadings, Trust
+from trimtab.health.state import State
 from trimtab.observation.kinds import PrometheusSample
-from trimtab.pool import State
 
 
 def asked(

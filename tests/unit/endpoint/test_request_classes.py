@@ -8,8 +8,9 @@ from pytest import approx, mark
 
 from tests.unit.endpoint.test_prometheus_readings import asked
 from tests.unit.scene import A, B, C, Scene, rejected, started, token
+from trimtab.health.state import State
 from trimtab.observation.kinds import Observation
-from trimtab.pool import EndpointDecision, PoolDecision, State
+from trimtab.pool import EndpointDecision, PoolDecision
 
 CLASSES = (
     {"name": "short", "up_to_tokens": 100},

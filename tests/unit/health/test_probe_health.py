@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.scene import POOL, A, B, Scene, answered, read, started
-from trimtab.decision import State
-from trimtab.health.probe_health import probe_pause_s
+from trimtab.health.state import State
 from trimtab.observation.kinds import Probed, ProbeResult
 from trimtab.policy.model import Pool
 from trimtab.weights.failover import can_take
+from xds_server.probes.pace import probe_pause_s
 
 INTERVAL_S = 10.0
 

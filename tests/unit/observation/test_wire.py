@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.xds_server.made import decision
+from trimtab.health.state import State
 from trimtab.observation.kinds import (
     AttemptEnded,
     AttemptStarted,
@@ -21,7 +22,6 @@ from trimtab.observation.kinds import (
     Verdict,
 )
 from trimtab.observation.wire import from_proto, to_proto
-from trimtab.pool import State
 from trimtab.v1 import observation_stream_pb2 as pb
 from xds_server.observation_stream import states_to_proto
 

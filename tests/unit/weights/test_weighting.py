@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.unit.scene import A, B, C, Scene, answered, ended, failed, read, rejected, started, token, unreachable
 from trimtab.health.breaker import Breaker, BreakerState
 from trimtab.health.cooldown import CoolDown
+from trimtab.health.state import State
 from trimtab.observation.kinds import Outcome, Verdict
 from trimtab.policy.model import Weighting
-from trimtab.pool import State
 from trimtab.weights.integers import floored, jittered, moved, to_weight
 
 

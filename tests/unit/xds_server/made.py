@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from trimtab.endpoint.snapshot import EndpointId, EndpointView
-from trimtab.pool import EndpointDecision, PoolDecision, State
+from trimtab.health.state import State
+from trimtab.pool import EndpointDecision, PoolDecision
 
 
 def endpoint(address: str, name: str, **changes: Any) -> EndpointDecision:

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from tests.harness import free_port, until
-from trimtab.decision import State
+from trimtab.health.state import State
 from trimtab.observation.kinds import AttemptEnded, AttemptStarted, FirstToken, Outcome, Rejected, Verdict
 from trimtab.policy import PolicyError, PolicyFile
 from xds_server.config import runtime_resource

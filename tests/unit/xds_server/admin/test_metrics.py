@@ -14,6 +14,7 @@ from trimtab.decision import ClassDecision
 from trimtab.endpoint.engine_rates import Spread
 from trimtab.endpoint.failure_signals import FailureSignal
 from trimtab.endpoint.snapshot import EndpointId
+from trimtab.health.state import State
 from trimtab.observation.kinds import (
     AnswerRead,
     AttemptEnded,
@@ -31,7 +32,7 @@ from trimtab.observation.kinds import (
     Verdict,
 )
 from trimtab.policy.model import Policy
-from trimtab.pool import PoolDecision, State
+from trimtab.pool import PoolDecision
 from xds_server.admin.metrics import Metrics
 from xds_server.admin.state import AdminState
 from xds_server.ads.snapshot import TypeUrl

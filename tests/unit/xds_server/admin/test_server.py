@@ -15,9 +15,10 @@ from trimtab.endpoint.engine_rates import Spread
 from trimtab.endpoint.engine_readings import Origin
 from trimtab.endpoint.prometheus_readings import CustomReading
 from trimtab.endpoint.snapshot import EndpointView
+from trimtab.health.state import State
 from trimtab.observation.kinds import Adapters, Signals
 from trimtab.policy.model import Policy
-from trimtab.pool import EndpointDecision, PoolDecision, State
+from trimtab.pool import EndpointDecision, PoolDecision
 from xds_server.admin.metrics import Metrics
 from xds_server.admin.server import AdminState, admin_app
 from xds_server.ads.server import ClientRow, TypeRow

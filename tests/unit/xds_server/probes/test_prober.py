@@ -19,7 +19,7 @@ from aiohttp import web
 
 from tests.harness import until
 from tests.unit.xds_server.signals.test_scraper import TLS, black_hole, certificate
-from trimtab.decision import State
+from trimtab.health.state import State
 from trimtab.llmapi.probe_answer import ProbeAnswer
 from trimtab.llmapi.rejections import RejectionReader
 from trimtab.observation.kinds import Probed, ProbeResult, Signals, SignalsRead

@@ -8,8 +8,8 @@ from pytest import mark
 
 from tests.unit.endpoint.test_prometheus_readings import asked
 from tests.unit.scene import A, B, C, Scene, rejected
-from trimtab.pool import State
-from trimtab.weights.consolidation import DWELL_S
+from trimtab.health.consolidation import DWELL_S
+from trimtab.health.state import State
 from trimtab.weights.failover import can_take
 
 IDLE = {"name": "use", "query": "u", "action": "consolidate", "below": 0.2, "until": 0.6}

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -88,8 +87,7 @@ class ControlPlane:
         self._share = SampleShare(self._policy.ext_proc.cpu_budget_cores, self._policy.ext_proc.sample_percent)
         self._usage: dict[str, tuple[float, int]] = {}
         self._heartbeats = Heartbeats()
-        # A number that no other run has: versions of this process are never taken for another's.
-        self._cache = SnapshotCache(epoch=f"{int(time.time()):x}{secrets.token_hex(4)}")
+        self._cache = SnapshotCache()
         self._rng = random.Random()
         self._removal_delay = RemovalDelay()
         self._state = AdminState(policy=self._policy)

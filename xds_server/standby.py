@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 import socket
 import time
 from datetime import datetime
@@ -63,7 +62,7 @@ class Standby(XdsEvents):
     def __init__(self, mirror: Mirror, file: ViewFile | None) -> None:
         self._mirror = mirror
         self._file = file
-        self._cache = SnapshotCache(epoch=f"standby-{int(time.time()):x}{secrets.token_hex(4)}")
+        self._cache = SnapshotCache()
         self._changed = asyncio.Event()
         self._seen_at = 0.0  # when the view was in force last, Unix seconds
         self._answers = False

@@ -30,7 +30,7 @@ class ControlPlane(XdsEvents):
 
     def __init__(self, resources: Mapping[str, Mapping[str, bytes]]) -> None:
         self._resources = {url: dict(named) for url, named in resources.items()}
-        self._cache = SnapshotCache(epoch="test")
+        self._cache = SnapshotCache()
         self._cache.publish(self._resources)
         self._awaited: list[str] = []
         self.refusals: list[str] = []

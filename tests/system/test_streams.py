@@ -34,7 +34,7 @@ async def test_200_streams_while_weights_change_and_an_endpoint_comes_and_goes(t
     async with running(engines):
         policy = Trimtab(tmp_path, "serve", policy_for(engines))
         loaded = load_policy(policy.policy_file)
-        cache = SnapshotCache("test")
+        cache = SnapshotCache()
         cache.publish({**static_resources(loaded), TypeUrl.EDS: {"sim": assignment(engines.addresses, [1, 1, 1])}})
         server = grpc.aio.server(options=SERVER_OPTIONS)
         ads = AdsService(cache)

@@ -49,8 +49,8 @@ class Tally(XdsEvents):
 class XdsServer:
     """ADS and LRS for one cache."""
 
-    def __init__(self, epoch: str = "e1", tally: Tally | None = None) -> None:
-        self.cache = SnapshotCache(epoch)
+    def __init__(self, tally: Tally | None = None) -> None:
+        self.cache = SnapshotCache()
         self.tally = tally or Tally()
         self.loads: list[LoadReported] = []
         self.ads = AdsService(self.cache, self.tally)
@@ -81,8 +81,8 @@ class XdsServer:
 
 
 @asynccontextmanager
-async def xds_server(epoch: str = "e1") -> AsyncIterator[XdsServer]:
-    server = XdsServer(epoch)
+async def xds_server() -> AsyncIterator[XdsServer]:
+    server = XdsServer()
     await server.start()
     try:
         yield server

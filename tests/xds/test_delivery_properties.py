@@ -49,7 +49,7 @@ class Want:
 
 @dataclass(frozen=True)
 class Reconnect:
-    restarted: bool  # the control plane came back with another epoch
+    restarted: bool  # the control plane came back as another process
 
 
 _names = st.sampled_from(_NAMES)
@@ -85,13 +85,11 @@ class Play:
     def __init__(self, client: Any) -> None:
         self.client = client
         self.now: make.Published = {type_url: {} for type_url in TypeUrl}
-        self._epoch = 0
         self._start_service()
         self._link = Link(self._service, client)
 
     def _start_service(self) -> None:
-        self._epoch += 1
-        self._cache = SnapshotCache(f"e{self._epoch}")
+        self._cache = SnapshotCache()
         self._service = AdsService(self._cache)
         if self.now[TypeUrl.CDS]:
             self._cache.publish(self.now)

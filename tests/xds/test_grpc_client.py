@@ -91,7 +91,7 @@ def service(*ports: int, cluster: bytes | None = None) -> make.Published:
 
 
 async def test_endpoints_are_switched_refused_kept_and_recovered(tmp_path: Path) -> None:
-    first = XdsServer("e1")
+    first = XdsServer()
     await first.start()
     async with echo_server("one") as one, echo_server("two") as two, caller(first.port, tmp_path) as calls:
         first.cache.publish(service(one))
@@ -123,7 +123,7 @@ async def test_endpoints_are_switched_refused_kept_and_recovered(tmp_path: Path)
 
         await first.kill()
         await calls.until_answered_by("one")
-        second = XdsServer("e2")
+        second = XdsServer()
         await second.start(first.port)
         try:
             second.cache.publish(service(two))

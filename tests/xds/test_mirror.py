@@ -55,14 +55,14 @@ async def test_it_is_no_envoy_to_the_server() -> None:
 
 async def test_what_was_served_last_is_kept_and_the_next_server_is_found(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    async with xds_server("e1") as first:
+    async with xds_server() as first:
         first.cache.publish(TWO_POOLS)
         async with following(first) as mirror:
             await until(lambda: mirror.answers)
             await first.kill()
             await until(lambda: not mirror.answers)
             assert same(mirror.resources, TWO_POOLS)
-            second = XdsServer("e2")
+            second = XdsServer()
             await second.start(first.port)
             await until(lambda: second.ads._streams)
             assert same(mirror.resources, TWO_POOLS)  # until the next server has told of everything

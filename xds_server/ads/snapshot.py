@@ -56,14 +56,11 @@ _REFERRED = {TypeUrl.CDS: TypeUrl.EDS, TypeUrl.LDS: TypeUrl.RDS, TypeUrl.RDS: Ty
 class SnapshotCache:
     """The newest snapshot, and who wants to hear of changes. Belongs to one thread.
 
-    `epoch` must differ between processes and between restarts: it is part of every version, so a client that
-    comes with the versions of another process is never taken to be up to date.
+    A version is a hash of the content, in every process: an Envoy that reconnects with what it has, to this process or
+    to another one, is sent nothing again.
     """
 
-    def __init__(self, epoch: str) -> None:
-        if not epoch:
-            raise ValueError("epoch must not be empty")
-        self._epoch = epoch
+    def __init__(self) -> None:
         self._snapshot: Snapshot | None = None
         self._listeners: list[Callable[[], None]] = []
 
@@ -132,7 +129,7 @@ class SnapshotCache:
         return self._swap({**self._snapshot.types, type_url: after})
 
     def _resource(self, name: str, body: bytes, refers_to: frozenset[str], before: Resource | None) -> Resource:
-        version = f"{self._epoch}.{hashlib.blake2b(body, digest_size=8).hexdigest()}"
+        version = hashlib.blake2b(body, digest_size=8).hexdigest()
         if before is not None and before.version == version:
             return before
         return Resource(name, version, body, refers_to)

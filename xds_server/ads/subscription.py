@@ -110,7 +110,8 @@ class Subscription:
         if WILDCARD in subscribe:
             self._held.clear()
         if implicit or WILDCARD in subscribe:
-            self._wildcard = self._owes_answer = True
+            self._wildcard = True
+            self._owes_answer = not (first and known)  # one that reconnects with what it has waits for nothing
         for name in set(subscribe) - {WILDCARD}:
             # Sent again even if the client has it: it may have dropped it and come back meanwhile.
             self._names.add(name)

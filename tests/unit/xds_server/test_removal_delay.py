@@ -11,7 +11,7 @@ WAIT_S = 300.0
 
 class Scene:
     def __init__(self) -> None:
-        self.cache = SnapshotCache("e1")
+        self.cache = SnapshotCache()
         self.removal_delay = RemovalDelay()
 
     def publish(self, now: float, pools: Mapping[str, Mapping[int, int]], wait_s: float = WAIT_S) -> set[str]:

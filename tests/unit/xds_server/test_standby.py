@@ -27,7 +27,7 @@ SERVING = b"\x08\x01"
 
 
 def snapshot(world: make.Published = WORLD) -> Snapshot:
-    cache = SnapshotCache("e1")
+    cache = SnapshotCache()
     cache.publish(world)
     assert cache.snapshot is not None
     return cache.snapshot

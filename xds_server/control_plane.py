@@ -7,17 +7,14 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import grpc.aio
 
 from ext_proc.sampling import SampleShare
 from trimtab.datapath import pool_of_cluster
 from trimtab.health.state import State
-from trimtab.llmapi.probe_answer import ProbeAnswer
-from trimtab.llmapi.rejections import RejectionReader
 from trimtab.observation.kinds import ClusterChanged, Observation, WorkerMissed
 from trimtab.policy import Policy, PolicyFile
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolDecision
@@ -32,19 +29,15 @@ from xds_server.ads.snapshot import Resource, SnapshotCache, TypeUrl
 from xds_server.ads.transport import SERVER_OPTIONS
 from xds_server.config import RUNTIME_NAME, runtime_resource, static_resources
 from xds_server.config.assignments import assignments_of
-from xds_server.discovery import Discovery, DiscoveryCollector
+from xds_server.discovery import DiscoveryCollector
 from xds_server.heartbeats import Heartbeats
 from xds_server.kept_file import kept_path
 from xds_server.lrs import LrsService
 from xds_server.observation_stream import ObservationStreamService
 from xds_server.pool_loop import RunningPool
-from xds_server.probes.prober import Prober, ReadAnswer
-from xds_server.probes.reachability import Reachability
+from xds_server.readers import Readers
 from xds_server.removal_delay import RemovalDelay
 from xds_server.runtime_layer import RuntimeLayer
-from xds_server.signals.prometheus import PrometheusSource
-from xds_server.signals.reader import PoolReader
-from xds_server.signals.scraper import Scraper, new_session
 from xds_server.state_file import StateFile
 
 log = logging.getLogger(__name__)
@@ -97,15 +90,14 @@ class ControlPlane:
         self._lrs = LrsService(self.observe, is_pool=self._pools.__contains__)
         self._observation_stream = ObservationStreamService(self.observe, self.take_usage, self._lose_worker)
         found_before = {name: memory.get("found") for name, memory in self._memory.items()}
-        self._discovery = Discovery(self._take_endpoints, known=found_before)
-        self._state.sources = self._discovery.statuses
-        self._state.unresolved = self._discovery.unresolved
-        self.metrics.registry.register(DiscoveryCollector(self._discovery.statuses))
-        self._reachability = Reachability()
-        self._runtime_layer = RuntimeLayer(self._state, self._reachability.is_reachable)
+        self._readers = Readers(
+            self.observe, self._take_endpoints, self._decision_of, self.metrics.prometheus_readings, known=found_before
+        )
+        discovery = self._readers.discovery
+        self._state.sources, self._state.unresolved = discovery.statuses, discovery.unresolved
+        self.metrics.registry.register(DiscoveryCollector(discovery.statuses))
+        self._runtime_layer = RuntimeLayer(self._state, self._readers.reachability.is_reachable)
         self._stack = AsyncExitStack()
-        self._prober: Prober
-        self._readers: Sequence[PoolReader[Any]]
 
     @property
     def policy(self) -> Policy:
@@ -124,13 +116,7 @@ class ControlPlane:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(new_session())
-            self._prober = Prober(self.observe, session, _answer_reader(self._policy), self._decision_of)
-            prometheus = PrometheusSource(self.observe, self.metrics.prometheus_readings)
-            self._readers = (Scraper(self.observe, session), self._prober, prometheus, self._reachability)
-            for reader in self._readers:
-                stack.push_async_callback(reader.close)
-            stack.push_async_callback(self._discovery.close)
+            await stack.enter_async_context(self._readers)
             stack.callback(self._stop_pools)
             await self._serve_grpc(stack)
             runner = await serve_http(
@@ -216,10 +202,7 @@ class ControlPlane:
                 self._pools[name] = RunningPool(
                     pool, self._memory.get(name), self._take_decision, self.metrics, self._heartbeats
                 )
-        self._discovery.update(policy)
-        self._prober.read_answer = _answer_reader(policy)
-        for reader in self._readers:
-            reader.reconfigure(policy.pools)
+        self._readers.put_in_force(policy)
         self._publish()
         self.metrics.policy_accepted()
 
@@ -227,8 +210,7 @@ class ControlPlane:
         if (pool := self._pools.get(name)) is None:
             return
         pool.set_endpoints(time.time(), endpoints)
-        for reader in self._readers:
-            reader.update(pool.policy, endpoints)
+        self._readers.update(pool.policy, endpoints)
         self._publish()
 
     def _publish(self) -> None:
@@ -306,7 +288,7 @@ class ControlPlane:
         if self._state_file is not None:
             now = time.time()
             pools = {
-                name: {**pool.controller.dump(now), "found": self._discovery.dump(name)}
+                name: {**pool.controller.dump(now), "found": self._readers.discovery.dump(name)}
                 for name, pool in self._pools.items()
             }
             self._state_file.write(pools)
@@ -346,10 +328,6 @@ def _tell_changes(before: PoolDecision | None, decision: PoolDecision) -> bool:
             log.info("pool %s: %s: %s", decision.pool, endpoint.view.name, endpoint.reason)
             changed = True
     return changed
-
-
-def _answer_reader(policy: Policy) -> ReadAnswer:
-    return partial(ProbeAnswer, RejectionReader.from_policy(policy.rejections))
 
 
 def _state_file(policy: Policy, policy_path: Path) -> StateFile | None:

@@ -7,8 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,18 +16,14 @@ from rich.live import Live
 
 from trimtab.cli import signal_rows
 from trimtab.health.state import ProbeView
-from trimtab.llmapi.probe_answer import ProbeAnswer
-from trimtab.llmapi.rejections import RejectionReader
 from trimtab.observation.kinds import Observation, SignalsRead
 from trimtab.policy import load_policy
 from trimtab.policy.model import Policy, Pool
 from trimtab.pool import EndpointDecision, EndpointSpec, PoolController
 from trimtab.process.stopping import stop_signal, unless_stopped
-from xds_server.discovery import Discovery
 from xds_server.probes.pace import probe_pause_s
-from xds_server.probes.prober import Prober
-from xds_server.signals import Scraper, new_session
-from xds_server.signals.prometheus import PrometheusSource
+from xds_server.readers import Readers
+from xds_server.signals import Scraper
 
 _READINGS = 2  # rates need two
 _REFRESH_S = 1.0
@@ -75,24 +70,15 @@ class _Reader:
         self._read: Counter[tuple[str, str]] = Counter()
         self._news = asyncio.Event()
         self._asked: set[tuple[str, str]] = set()
-        self._discovery = Discovery(self._take_endpoints)
-        self._prometheus = PrometheusSource(self._observe, self._heard)
-        self._stack = AsyncExitStack()
-        self._scraper: Scraper
-        self._prober: Prober
+        self._readers = Readers(self._observe, self._take_endpoints, self._decision_of, self._heard, probe_spread=0)
 
     async def __aenter__(self) -> Self:
-        session = await self._stack.enter_async_context(new_session())
-        self._scraper = Scraper(self._observe, session)
-        read_answer = partial(ProbeAnswer, RejectionReader.from_policy(self._policy.rejections))
-        self._prober = Prober(self._observe, session, read_answer, self._decision_of, spread=0)
-        for part in (self._scraper, self._prober, self._prometheus, self._discovery):
-            self._stack.push_async_callback(part.close)
-        self._discovery.update(self._policy)
+        await self._readers.__aenter__()
+        self._readers.put_in_force(self._policy)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._stack.aclose()
+        await self._readers.__aexit__(*exc)
 
     async def wait_complete(self) -> None:
         """Wait until every source has been asked for all it has, or should have been."""
@@ -128,7 +114,7 @@ class _Reader:
             "at": now,
             "pools": {
                 pool.name: {
-                    "unresolved": list(self._discovery.unresolved(pool.name)),
+                    "unresolved": list(self._readers.discovery.unresolved(pool.name)),
                     "discovery": self._why_not_found(pool),
                     "endpoints": [
                         signal_rows.as_json(endpoint.view, now, _why_not_read(pool), _probe(pool, endpoint))
@@ -143,7 +129,7 @@ class _Reader:
         for pool in self._policy.pools:
             if pool.name not in self._endpoints:
                 return False
-            if self._scraper.reads(pool) and any(
+            if Scraper.reads(pool) and any(
                 self._read[pool.name, endpoint.address] < _READINGS for endpoint in self._endpoints[pool.name]
             ):
                 return False
@@ -163,20 +149,20 @@ class _Reader:
     def _decision_of(self, name: str, address: str) -> EndpointDecision | None:
         """None until it was read: whether it is idle is not known before."""
         pool = next(each for each in self._policy.pools if each.name == name)
-        if self._scraper.reads(pool) and not self._read[name, address]:
+        if Scraper.reads(pool) and not self._read[name, address]:
             return None
         return next((each for each in self._endpoints_of(pool, time.time()) if each.id.address == address), None)
 
     def _missing(self, pool: Pool) -> dict[str, str]:
         """What is not among the endpoints, and why."""
-        missing = dict.fromkeys(self._discovery.unresolved(pool.name), "its name does not resolve")
+        missing = dict.fromkeys(self._readers.discovery.unresolved(pool.name), "its name does not resolve")
         if why := self._why_not_found(pool):
             missing["those of discovery"] = why
         return missing
 
     def _why_not_found(self, pool: Pool) -> str | None:
         """Why the source of a pool has told nothing; None if it has, or if the policy lists the endpoints."""
-        source = self._discovery.statuses().get(pool.name)
+        source = self._readers.discovery.statuses().get(pool.name)
         if source is None or source.answered_at is not None:
             return None
         return source.why or "it has not answered yet"
@@ -185,9 +171,7 @@ class _Reader:
         self._endpoints[name] = endpoints
         pool = next(each for each in self._policy.pools if each.name == name)
         self._pools[name].set_endpoints(time.time(), endpoints)
-        self._scraper.update(pool, endpoints)
-        self._prober.update(pool, endpoints)
-        self._prometheus.update(pool, endpoints)
+        self._readers.update(pool, endpoints)
         self._news.set()
 
     def _observe(self, observations: Sequence[Observation]) -> None:

@@ -22,7 +22,7 @@ MAX_RETRY_AFTER_S = 7 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptOutcome:
+class Rejection:
     """What was made of one error answer."""
 
     verdict: Verdict
@@ -70,7 +70,7 @@ class RejectionReader:
         """The operator's rules, then the bundled ones unless he switched those off."""
         return cls(rejections.rules + (bundled_rules() if rejections.bundled else ()))
 
-    def judge(self, status: int, headers: Mapping[str, str], body: bytes, now: float) -> AttemptOutcome:
+    def judge(self, status: int, headers: Mapping[str, str], body: bytes, now: float) -> Rejection:
         """Judge one answer. Never raises.
 
         `status` is the one on the wire; for an error event inside a stream it is 200, `headers` are the
@@ -83,8 +83,8 @@ class RejectionReader:
         retry_after_s = retry_hint_s({} if in_stream else headers, error, now, MAX_RETRY_AFTER_S)
         for rule in self._rules:
             if rule.holds(status, headers, error):
-                return AttemptOutcome(rule.verdict, retry_after_s, rule.name)
-        return AttemptOutcome(Verdict.UNKNOWN, retry_after_s, "")
+                return Rejection(rule.verdict, retry_after_s, rule.name)
+        return Rejection(Verdict.UNKNOWN, retry_after_s, "")
 
 
 @functools.cache

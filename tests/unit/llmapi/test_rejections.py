@@ -25,7 +25,7 @@ from tests.unit.llmapi.rejections import (
     anthropic,
     openai,
 )
-from trimtab.llmapi.rejections import MAX_RETRY_AFTER_S, AttemptOutcome, RejectionReader, bundled_rules
+from trimtab.llmapi.rejections import MAX_RETRY_AFTER_S, Rejection, RejectionReader, bundled_rules
 from trimtab.observation.kinds import Verdict
 from trimtab.policy.model import Rejections, Rule
 
@@ -33,7 +33,7 @@ NOW = 1_795_972_338.0
 BUNDLED = RejectionReader.from_policy(Rejections())
 
 
-def judge(status: int, body: Any = b"", headers: dict[str, str] | None = None) -> AttemptOutcome:
+def judge(status: int, body: Any = b"", headers: dict[str, str] | None = None) -> Rejection:
     raw = body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
     return BUNDLED.judge(status, headers or {}, raw, NOW)
 
@@ -166,7 +166,7 @@ def test_limit_headers_prove_nothing_by_being_there() -> None:
 
 def test_the_hint_comes_with_the_verdict() -> None:
     answer = judge(503, openai("queue is full", None, 503), {"retry-after": "3"})
-    assert answer == AttemptOutcome(SATURATED, 3.0, "saturated-words")
+    assert answer == Rejection(SATURATED, 3.0, "saturated-words")
     assert judge(429, "try again in 27h41m36s").retry_after_s == 99_696
     assert judge(429, "", {"retry-after": "9999999"}).retry_after_s == MAX_RETRY_AFTER_S
     assert judge(503, "").retry_after_s is None
@@ -187,9 +187,9 @@ def test_the_operators_rules_come_first() -> None:
     rule = {"name": "mine", "verdict": "draining", "status": [503], "text": "currently BUSY"}
     body = openai("The engine is currently busy", "Service Unavailable", 503)
     raw = json.dumps(body).encode()
-    assert by_rules(rule, bundled=True).judge(503, {}, raw, NOW) == AttemptOutcome(DRAINING, None, "mine")
+    assert by_rules(rule, bundled=True).judge(503, {}, raw, NOW) == Rejection(DRAINING, None, "mine")
     assert by_rules(rule, bundled=True).judge(429, {}, raw, NOW).rule == "saturated-type"
-    assert by_rules(rule).judge(429, {}, raw, NOW) == AttemptOutcome(UNKNOWN, None, "")
+    assert by_rules(rule).judge(429, {}, raw, NOW) == Rejection(UNKNOWN, None, "")
 
 
 @pytest.mark.parametrize(

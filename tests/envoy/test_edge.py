@@ -83,6 +83,12 @@ async def test_a_client_cannot_steer_envoy_by_headers(rig: Rig) -> None:
     await rig.told(AttemptEnded, answer.request_id, 3)
 
 
+async def test_engines_are_asked_for_answers_that_are_not_encoded(rig: Rig) -> None:
+    """Whatever the client takes: an encoded one could not be read as it passes."""
+    answer = await rig.chat(**{"accept-encoding": "gzip, br, zstd", "x-do": "headers"})
+    assert {name.lower(): value for name, value in json.loads(answer.body).items()}["accept-encoding"] == "identity"
+
+
 async def test_what_a_client_says_in_envoys_name_reaches_no_engine(rig: Rig) -> None:
     names = [f"x-envoy-{name}" for name in ("attempt-count", "original-path", "external-address", "made-up")]
     answer = await rig.chat(**{"x-do": "headers", "x-mine": "1", **dict.fromkeys(names, "9")})

@@ -10,6 +10,7 @@ alone.
 * Pools are tried in the policy's order. A model that no pool serves is answered here, with the 404 that an
   engine would give. A request without a model that can be read (a GET, a form, no `model`) goes to the pool that
   serves `*`, else to the first one, and the engine says what it thinks of it.
+* Engines are asked for answers that are not encoded: an encoded one could not be read as it passes.
 * A pool that wants its engines' load in their answers (ORCA) asks for it where an answer is not streamed.
 * A POST that calls itself JSON is meant for one model, and the first pool's engines might answer for it with
   another one. So where there are several pools and none serves `*`, one that cannot be read or has no `model` is
@@ -155,7 +156,10 @@ def _cluster_routes(policy: Policy, pool: Pool, number: int, conditions: list[Me
             name=route_name(pool.name, asked),
             match=RouteMatch(prefix="/", headers=_longer_than(pool, number), dynamic_metadata=conditions + condition),
             route=action,
-            request_headers_to_add=[_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else [],
+            request_headers_to_add=[
+                _NO_CODING,
+                *([_LOAD_WANTED] if pool.signals.orca and asked is Asked.UNARY else []),
+            ],
             response_headers_to_remove=[RESPONSE_HEADER] if pool.signals.orca else [],
             typed_per_filter_config=faults(pool.fault_injection),
         )
@@ -172,6 +176,11 @@ def _longer_than(pool: Pool, number: int) -> list[HeaderMatcher]:
 _LONGEST_BODY = 2**63 - 1
 
 
+# An engine, or a proxy in front of it, that encodes its answers could not be read for tokens and errors.
+_NO_CODING = HeaderValueOption(
+    header=HeaderValue(key="accept-encoding", value="identity"),
+    append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,
+)
 _LOAD_WANTED = HeaderValueOption(
     header=HeaderValue(key=REQUEST_HEADER, value=REQUEST_VALUE),
     append_action=HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD,

@@ -5,19 +5,11 @@ import zlib
 from collections.abc import Callable
 from itertools import pairwise
 
-import brotli
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.llmapi.encoding import CorruptBody, Decoder, UnknownCoding, decode_body
-
-
-def _raw_deflate(data: bytes) -> bytes:
-    deflate = zlib.compressobj(wbits=-15)
-    return deflate.compress(data) + deflate.flush()
-
 
 ENCODERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "gzip": ("gzip", gzip.compress),
@@ -26,13 +18,7 @@ ENCODERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
         "gzip",
         lambda data: gzip.compress(data[: len(data) // 2]) + gzip.compress(data[len(data) // 2 :]),
     ),
-    "deflate": ("deflate", zlib.compress),
-    "raw-deflate": ("deflate", _raw_deflate),
-    "br": ("br", brotli.compress),
-    "zstd": ("zstd", zstandard.ZstdCompressor().compress),
-    "frames": ("zstd", lambda data: b"".join(zstandard.compress(part) for part in (data[:10], data[10:]))),
-    "list": ("gzip, br", lambda data: brotli.compress(gzip.compress(data))),
-    "long-list": (" deflate ,zstd,identity", lambda data: zstandard.compress(zlib.compress(data))),
+    "list": (" gzip ,identity", gzip.compress),
     "identity": ("identity", bytes),
     "none": ("", bytes),
 }
@@ -70,32 +56,23 @@ def test_any_content_at_any_split(name: str, data: bytes, cuts: list[int]) -> No
     assert feed(Decoder(coding), chunks) == data
 
 
-def _flushed(coding: str, events: list[bytes]) -> list[bytes]:
-    """Each event flushed by the server on its own, as streaming servers do."""
-    if coding == "gzip":
-        gz = zlib.compressobj(wbits=31)
-        return [gz.compress(event) + gz.flush(zlib.Z_SYNC_FLUSH) for event in events]
-    if coding == "br":
-        br = brotli.Compressor()
-        return [br.process(event) + br.flush() for event in events]
-    zs = zstandard.ZstdCompressor().compressobj()
-    return [zs.compress(event) + zs.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for event in events]
-
-
-@pytest.mark.parametrize("coding", ["gzip", "br", "zstd"])
-def test_a_flushed_event_comes_out_at_once(coding: str) -> None:
+def test_a_flushed_event_comes_out_at_once() -> None:
+    """Streaming servers flush each event on its own."""
     events = [f"data: {{{i}}}\n\n".encode() for i in range(20)]
-    decoder = Decoder(coding)
-    assert [decoder.feed(chunk, 1000) for chunk in _flushed(coding, events)] == events
+    gz, decoder = zlib.compressobj(wbits=31), Decoder("gzip")
+    flushed = [gz.compress(event) + gz.flush(zlib.Z_SYNC_FLUSH) for event in events]
+    assert [decoder.feed(chunk, 1000) for chunk in flushed] == events
 
 
-@pytest.mark.parametrize("coding", ["", "gzip", "deflate", "br", "zstd", "gzip, br"])
+@pytest.mark.parametrize("coding", ["", "gzip"])
 def test_an_empty_body_is_empty(coding: str) -> None:
     assert decode_body(b"", coding, 1000) == b""
     assert Decoder(coding).feed(b"", 1000) == b""
 
 
-@pytest.mark.parametrize("coding", ["compress", "gzip, foo", "utf-8", "*", "gzip;q=1", ",".join(["gzip"] * 5)])
+@pytest.mark.parametrize(
+    "coding", ["compress", "deflate", "br", "zstd", "gzip, br", "gzip, gzip", "utf-8", "*", "gzip;q=1"]
+)
 def test_an_unknown_coding_is_said(coding: str) -> None:
     with pytest.raises(UnknownCoding):
         Decoder(coding)
@@ -107,22 +84,17 @@ def test_a_cut_body_gives_what_is_there(encoded: tuple[str, bytes]) -> None:
     coding, body = encoded
     for cut in range(0, len(body), 7):
         assert TEXT.startswith(decode_body(body[:cut], coding, 1 << 20))
-    if "zstd" in coding:
-        return  # its blocks, of up to 128 KiB, decode whole or not at all
     # The message of an error stands at its front: with most of the body there it must have come out.
     assert decode_body(body[: len(body) * 9 // 10], coding, 1 << 20).startswith(TEXT[:50])
 
 
-@pytest.mark.parametrize("name", ["gzip", "deflate", "raw-deflate"])
-def test_a_corrupt_body_gives_what_was_read_before(name: str) -> None:
-    noise = random.Random(1).randbytes(3000)
-    coding, encode = ENCODERS[name]
-    body = bytearray(encode(noise))
+def test_a_corrupt_body_gives_what_was_read_before() -> None:
+    body = bytearray(gzip.compress(random.Random(1).randbytes(3000)))
     body[2000:2100] = b"\xff" * 100
     body[-4:] = b"\0\0\0\0"
     with pytest.raises(CorruptBody):
-        feed(Decoder(coding), [bytes(body)] if name != "raw-deflate" else [b"\xff" * 100])
-    assert len(decode_body(bytes(body), coding, 1 << 20)) >= 1500
+        feed(Decoder("gzip"), [bytes(body)])
+    assert len(decode_body(bytes(body), "gzip", 1 << 20)) >= 1500
 
 
 def test_a_wrong_checksum_costs_no_content() -> None:
@@ -146,40 +118,23 @@ def test_a_member_that_goes_bad_is_no_padding() -> None:
         decoder.feed(bytes(second[900:]), 10_000)
 
 
-BOMB = 200 << 20
 ZEROS = bytes(1 << 20)
 
 
-def _bomb(coding: str) -> bytes:
-    if coding in ("gzip", "deflate"):
-        z = zlib.compressobj(9, wbits=31 if coding == "gzip" else 15)
-        return b"".join(z.compress(ZEROS) for _ in range(64)) + z.flush()
-    if coding == "br":
-        br = brotli.Compressor(quality=5)
-        return b"".join(br.process(ZEROS) for _ in range(BOMB >> 20)) + br.finish()
-    zs = zstandard.ZstdCompressor(level=1).compressobj()
-    return b"".join(zs.compress(ZEROS) for _ in range(BOMB >> 20)) + zs.flush()
-
-
-@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
-def test_a_bomb_is_cut_at_the_limit(coding: str) -> None:
-    body = _bomb(coding)
-    decoder = Decoder(coding)
+def test_a_bomb_is_cut_at_the_limit() -> None:
+    z = zlib.compressobj(9, wbits=31)
+    body = b"".join(z.compress(ZEROS) for _ in range(64)) + z.flush()
+    decoder = Decoder("gzip")
     tracemalloc.start()
     assert decoder.feed(body, 100_000) == bytes(100_000)
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
     assert decoder.overflowed
     assert decoder.feed(body, 100_000) == b""
-    assert decode_body(body, coding, 65_536) == bytes(65_536)
+    assert decode_body(body, "gzip", 65_536) == bytes(65_536)
 
 
-def test_a_bomb_in_a_bomb_is_cut() -> None:
-    inner = gzip.compress(gzip.compress(ZEROS * 8))
-    assert decode_body(inner, "gzip, gzip", 1000) == bytes(1000)
-
-
-@pytest.mark.parametrize("coding", ["gzip", "br", "zstd", "identity"])
+@pytest.mark.parametrize("coding", ["gzip", "identity"])
 def test_the_limit_itself_is_no_overflow(coding: str) -> None:
     encode = ENCODERS[coding][1]
     decoder = Decoder(coding)
@@ -188,14 +143,7 @@ def test_the_limit_itself_is_no_overflow(coding: str) -> None:
     assert decode_body(encode(b"x" * 500), coding, 499) == b"x" * 499
 
 
-def test_a_huge_zstd_window_is_refused() -> None:
-    parameters = zstandard.ZstdCompressionParameters(window_log=27)
-    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    with pytest.raises(CorruptBody):
-        Decoder("zstd").feed(compressor.compress(b"x" * 1000) + compressor.flush(), 10_000)
-
-
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(["gzip", "deflate", "br", "zstd", "gzip, br"]), st.binary(max_size=300))
-def test_noise_never_raises_from_a_body(coding: str, noise: bytes) -> None:
-    assert len(decode_body(noise, coding, 1000)) <= 1000
+@given(st.binary(max_size=300))
+def test_noise_never_raises_from_a_body(noise: bytes) -> None:
+    assert len(decode_body(noise, "gzip", 1000)) <= 1000

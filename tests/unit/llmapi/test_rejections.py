@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import brotli
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,9 +68,7 @@ def test_rule_names_are_unique() -> None:
 
 ENCODERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
-    "br": brotli.compress,
-    "zstd": zstandard.compress,
-    "gzip, br": lambda body: brotli.compress(gzip.compress(body)),
+    "x-gzip": gzip.compress,
 }
 
 
@@ -84,7 +80,7 @@ def test_encoded_bodies_get_the_same_verdict(coding: str) -> None:
             assert judge(answer.status, ENCODERS[coding](answer.raw), headers).verdict is answer.verdict, answer
 
 
-@pytest.mark.parametrize("coding", [*ENCODERS, "deflate", "snappy"])
+@pytest.mark.parametrize("coding", [*ENCODERS, "deflate", "br", "zstd", "snappy"])
 def test_a_plain_body_under_an_encoding_header_is_read_as_it_is(coding: str) -> None:
     for answer in ANSWERS:
         if answer.raw.startswith((b"{", b"[{")) or answer.status == 200:
@@ -248,11 +244,7 @@ def test_every_cut_of_a_body_is_judged() -> None:
 
 def _bombs() -> dict[str, bytes]:
     words = json.dumps(openai("The request queue is full.", "x", 503, more="x" * (10 << 20))).encode()
-    return {
-        "gzip": gzip.compress(words),
-        "br": brotli.compress(words, quality=3),
-        "zstd": zstandard.compress(words),
-    }
+    return {"gzip": gzip.compress(words)}
 
 
 def test_large_bodies_and_bombs_are_bounded() -> None:

@@ -7,9 +7,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import brotli
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -449,17 +447,9 @@ def test_nothing_is_said_after_the_end() -> None:
     assert reader.feed(sse(HELLO), end=True) == []
 
 
-def _deflate(data: bytes) -> bytes:
-    raw = zlib.compressobj(wbits=-15)
-    return raw.compress(data) + raw.flush()
-
-
 CODINGS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
-    "deflate": _deflate,
-    "br": brotli.compress,
-    "zstd": zstandard.compress,
-    "gzip, zstd": lambda data: zstandard.compress(gzip.compress(data)),
+    "x-gzip": gzip.compress,
 }
 
 
@@ -479,8 +469,9 @@ def test_one_gzip_block_per_event() -> None:
         assert reader.feed(gz.compress(sse(event)) + gz.flush(zlib.Z_SYNC_FLUSH)) == said
 
 
-def test_an_unknown_coding_is_unreadable_once() -> None:
-    reader = StreamReader(SSE, "snappy")
+@pytest.mark.parametrize("coding", ["snappy", "br", "zstd", "deflate", "gzip, gzip"])
+def test_an_unknown_coding_is_unreadable_once(coding: str) -> None:
+    reader = StreamReader(SSE, coding)
     assert [reader.feed(b"x"), reader.feed(b"y"), reader.feed(b"", end=True)] == [
         [StreamEvent(UNREADABLE)],
         [],

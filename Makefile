@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # Debian's Prometheus, for tests: unpacked here, because its package would start a server of its own.
 PROMETHEUS := $(VENV)/prometheus
 
-.PHONY: venv demo prometheus test soak live bench lint clean
+.PHONY: venv demo docs prometheus test soak live bench lint clean
 
 venv: $(STAMP)
 
@@ -18,6 +18,12 @@ $(STAMP): pyproject.toml requirements-dev.lock hatch_build.py $(wildcard proto/t
 
 demo: $(STAMP)
 	$(BIN)/trimtab demo
+
+# In an environment of its own: the site's tools are no part of the product's.
+docs:
+	test -x $(VENV)/docs/bin/mkdocs || { $(PYTHON) -m venv $(VENV)/docs && \
+	  $(VENV)/docs/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.5,<10'; }
+	$(VENV)/docs/bin/mkdocs build --strict
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -40,7 +46,7 @@ test: $(STAMP) lint prometheus
 soak: $(STAMP)
 	$(BIN)/python -m pytest -m soak
 
-# In front of real engines: docs/real-engines.md says how to install them.
+# In front of real engines: docs/results/real-engines.md says how to install them.
 live: $(STAMP)
 	$(BIN)/python -m pytest -m live -rs tests/live
 
@@ -48,4 +54,4 @@ bench: $(STAMP)
 	$(BIN)/python -m tests.bench
 
 clean:
-	rm -rf $(VENV) build dist trimtab/v1
+	rm -rf $(VENV) build dist site trimtab/v1

@@ -1,6 +1,6 @@
-"""Makes docs/strategies.md: every strategy on every scenario, and whether what was promised is there.
+"""Makes docs/results/strategies.md: every strategy on every scenario, and whether what was promised is there.
 
-python -m tests.bench.strategies > docs/strategies.md
+python -m tests.bench.strategies > docs/results/strategies.md
 """
 
 import shlex
@@ -20,7 +20,7 @@ from trimtab.lab.replay.show import markdown
 _INTRODUCTION = """\
 # Every strategy on the same work
 
-Made by `python -m tests.bench.strategies > docs/strategies.md`; [replay.md](replay.md) says what is simulated and how
+Made by `python -m tests.bench.strategies > docs/results/strategies.md`; [replay](../guides/replay.md) says what is simulated and how
 far that can be trusted. All is virtual time, so the figures are the same on every machine.
 
 `round_robin` to `prequal` are balancers without a control loop: the first four are Envoy's own (`capacity` is its least

@@ -1,4 +1,4 @@
-"""What the engines showed is printed at the end of the run, as Markdown for docs/real-engines.md."""
+"""What the engines showed is printed at the end of the run, as Markdown for docs/results/real-engines.md."""
 
 from collections.abc import Callable
 

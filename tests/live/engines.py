@@ -15,7 +15,7 @@ from tests.live.tiny_model import NAME
 from tests.system.stack import Process
 
 _HERE = Path(__file__).parent
-_HOW = "docs/real-engines.md says how"
+_HOW = "docs/results/real-engines.md says how"
 
 # One thread each: the machine is shared, and two servers have to keep their unlike speeds.
 _VLLM_ENVIRONMENT = {

@@ -50,7 +50,7 @@ def _problems(details: ErrorDetails, path: Path, schema: Schema, document: Docum
             misfit = _misfit(value["strategy"], where, known, document)
             lost = isinstance(value["strategy"], str) and not misfit.endswith("?")
             yield document.problem(
-                where, misfit + ("; docs/strategies/README.md says what each is for" if lost else "")
+                where, misfit + ("; docs/concepts/strategies/index.md says what each is for" if lost else "")
             )
         case "too_short" if value:
             # pydantic does not count the items that it refused; these have been reported.

@@ -1,6 +1,6 @@
 """The policy as types. Every field says its unit in its name, its range in its type, and what it is for.
 
-`trimtab schema` prints the JSON Schema that follows from this file, and `docs/policy.md` has its tables. A
+`trimtab schema` prints the JSON Schema that follows from this file, and `docs/reference/policy.md` has its tables. A
 sentence of a description that begins with "0 " or "Empty " says what that value does.
 """
 
@@ -549,7 +549,7 @@ class Pool(Strict):
     )
     classes: Annotated[tuple[LengthClass, ...], Field(max_length=8)] = Field(
         (),
-        description="Length classes, short to long, each with weights of its own: see docs/classes.md. Empty is one "
+        description="Length classes, short to long, each with weights of its own: see docs/concepts/length-classes.md. Empty is one "
         "for all.",
     )
     class_bytes_per_token: Annotated[float, Field(ge=1, le=100)] = Field(

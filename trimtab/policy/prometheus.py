@@ -120,7 +120,9 @@ class CustomSignal(Strict):
     """A number of your own about each endpoint, and what follows from it."""
 
     name: CustomName = Field(description="A name of its own, for strategies, pages and reasons.")
-    preset: PresetName | None = Field(None, description="A query that comes with Trimtab: see docs/prometheus.md.")
+    preset: PresetName | None = Field(
+        None, description="A query that comes with Trimtab: see docs/concepts/prometheus.md."
+    )
     query: Query | None = Field(
         None,
         description="Or PromQL of your own. `$join` in it stands for the labels that join, `$select` for `select`.",

@@ -108,7 +108,7 @@ class BlendPolicy(Strict):
 
 
 class Blend(Strategy):
-    """The strategy. See `docs/strategies/blend.md`."""
+    """The strategy. See `docs/concepts/strategies/blend.md`."""
 
     name: ClassVar[str] = "blend"
     needs: ClassVar[frozenset[Need]] = frozenset(need for need, _ in _READINGS.values())

@@ -36,7 +36,7 @@ class DecodeP99Policy(Strict):
 
 
 class DecodeP99(Strategy):
-    """The strategy. See `docs/strategies/decode_p99.md`."""
+    """The strategy. See `docs/concepts/strategies/decode_p99.md`."""
 
     name: ClassVar[str] = "decode_p99"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.INTER_TOKEN})

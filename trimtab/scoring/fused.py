@@ -54,7 +54,7 @@ class FusedPolicy(Strict):
 
 
 class Fused(Strategy):
-    """The strategy. See `docs/strategies/fused.md`."""
+    """The strategy. See `docs/concepts/strategies/fused.md`."""
 
     name: ClassVar[str] = "fused"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.KV_USAGE, Need.LEASES})

@@ -33,7 +33,7 @@ class HealthPolicy(Strict):
 
 
 class Health(Strategy):
-    """The strategy. See `docs/strategies/health.md`."""
+    """The strategy. See `docs/concepts/strategies/health.md`."""
 
     name: ClassVar[str] = "health"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.ERRORS})

@@ -32,7 +32,7 @@ class JointPolicy(Strict):
 
 
 class Joint(Strategy):
-    """The strategy. See `docs/strategies/joint.md`."""
+    """The strategy. See `docs/concepts/strategies/joint.md`."""
 
     name: ClassVar[str] = "joint"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.ERRORS, Need.LEASES})

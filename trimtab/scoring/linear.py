@@ -29,7 +29,7 @@ class LinearPolicy(Strict):
 
 
 class Linear(Strategy):
-    """The strategy. See `docs/strategies/linear.md`."""
+    """The strategy. See `docs/concepts/strategies/linear.md`."""
 
     name: ClassVar[str] = "linear"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.KV_USAGE})

@@ -31,7 +31,7 @@ class MiddlewarePolicy(Strict):
 
 
 class Middleware(Strategy):
-    """The strategy. See `docs/strategies/middleware.md`."""
+    """The strategy. See `docs/concepts/strategies/middleware.md`."""
 
     name: ClassVar[str] = "middleware"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.KV_USAGE})

@@ -144,7 +144,7 @@ class _Demand:
 
 
 class PredictedTtft(Strategy):
-    """The strategy. See `docs/strategies/predicted_ttft.md`."""
+    """The strategy. See `docs/concepts/strategies/predicted_ttft.md`."""
 
     name: ClassVar[str] = "predicted_ttft"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.LEASES})

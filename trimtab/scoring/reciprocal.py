@@ -30,7 +30,7 @@ class ReciprocalPolicy(Strict):
 
 
 class Reciprocal(Strategy):
-    """The strategy. See `docs/strategies/reciprocal.md`."""
+    """The strategy. See `docs/concepts/strategies/reciprocal.md`."""
 
     name: ClassVar[str] = "reciprocal"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT, Need.LEASES, Need.ERRORS})

@@ -24,7 +24,7 @@ class ThroughputPolicy(Strict):
 
 
 class Throughput(Strategy):
-    """The strategy. See `docs/strategies/throughput.md`."""
+    """The strategy. See `docs/concepts/strategies/throughput.md`."""
 
     name: ClassVar[str] = "throughput"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TOKENS_PER_S})

@@ -50,7 +50,7 @@ class _Step:
 
 
 class Wdrm(Strategy):
-    """The strategy. See `docs/strategies/wdrm.md`."""
+    """The strategy. See `docs/concepts/strategies/wdrm.md`."""
 
     name: ClassVar[str] = "wdrm"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TTFT})

@@ -1,7 +1,7 @@
 """A simulated engine that speaks HTTP like vLLM 0.32.
 
 Besides vLLM's own routes there are `/control/log` and `/control/state`, which tell the truth to tests, and
-`/control/fault`; docs/engine-model.md describes them.
+`/control/fault`; docs/results/engine-model.md describes them.
 """
 
 import asyncio

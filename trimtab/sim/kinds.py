@@ -67,7 +67,7 @@ CPU: Final = EngineKind(
     max_num_seqs=16,
 )
 
-# Fitted to a real engine, see trimtab.sim.calibration and docs/engine-model.md.
+# Fitted to a real engine, see trimtab.sim.calibration and docs/results/engine-model.md.
 VLLM_CPU_MEDIUM: Final = EngineKind(
     name="vllm_cpu_medium",
     step0_ms=9.8,

@@ -48,7 +48,7 @@ async def serve(engines: Sequence[tuple[EngineServer, int]], host: str, until_st
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m trimtab.sim.server",
-        description="Simulated engines that speak like vLLM; docs/engine-model.md says what they model.",
+        description="Simulated engines that speak like vLLM; docs/results/engine-model.md says what they model.",
         epilog="Faults: POST /control/fault to an engine, as in "
         """curl ADDRESS/control/fault -d '{"kind": "saturate_429", "for_s": 30}'; the kind "none" heals it.""",
     )

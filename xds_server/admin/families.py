@@ -46,7 +46,7 @@ class MetricFamilies:
         )
         self.failure_signals = Counter(
             "trimtab_failure_signals",
-            "Failure signals of an endpoint, by kind; docs/failures.md says what follows from each.",
+            "Failure signals of an endpoint, by kind; docs/concepts/health.md says what follows from each.",
             (*endpoint, "signal"),
             registry=registry,
         )

@@ -512,7 +512,7 @@ def test_failures_in_a_row_and_an_engine_that_leaves_are_counted() -> None:
 
 
 def test_an_engine_that_shuts_down_takes_no_more_work() -> None:
-    """vLLM's 500 while it shuts down is read as such (docs/rejections.md)."""
+    """vLLM's 500 while it shuts down is read as such (docs/reference/rejections.md)."""
     scene = Scene([A, B])
     scene.see(rejected(1000.0, verdict=Verdict.DRAINING, status=500))
     scene.step()

@@ -1,4 +1,4 @@
-"""Error answers of the table in docs/rejections.md, by its row numbers, each with the verdict it must get."""
+"""Error answers of the table in docs/reference/rejections.md, by its row numbers, each with the verdict it must get."""
 
 import json
 from dataclasses import dataclass, field

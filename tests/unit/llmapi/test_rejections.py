@@ -293,7 +293,7 @@ def test_random_documents_never_raise(document: Any, headers: dict[str, str]) ->
 
 
 def test_the_table_in_the_documents_is_the_table_of_the_tests() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "rejections.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "rejections.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \|.*\| ([a-z, ]+) \|$", page, flags=re.MULTILINE)
     told = {int(row): {Verdict(word) for word in verdicts.split(", ")} for row, verdicts in rows}
     tested: dict[int, set[Verdict]] = {}

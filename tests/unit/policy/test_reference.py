@@ -7,7 +7,7 @@ from tests.unit.policy import golden
 from trimtab.policy import PolicyError, parse_policy
 from trimtab.policy.reference import policy_reference
 
-PAGE = Path(__file__).parents[3] / "docs" / "policy.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "policy.md"
 MARK = "<!-- What follows is made from trimtab/policy/model.py: UPDATE_GOLDEN=1 pytest tests/unit/policy -->\n"
 
 

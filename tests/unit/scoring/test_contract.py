@@ -23,7 +23,7 @@ from trimtab.scoring import Need, Score, Strategy
 from trimtab.scoring.contract import Eligible
 from trimtab.weights.weighting import Weigher
 
-PAGES = Path(__file__).parents[3] / "docs" / "strategies"
+PAGES = Path(__file__).parents[3] / "docs" / "concepts" / "strategies"
 
 # The readings of which a strategy's page says that a worse one never raises the endpoint's share.
 MONOTONE = {
@@ -300,7 +300,7 @@ def test_its_page_says_what_it_reads(name: str) -> None:
     assert not strategy.uses or f"Uses, where it can: {_listed(strategy.uses)}." in page
     assert "## Flaws" in page
     assert all(f"`{field}`" in page for field in type(POLICIES[name]).model_fields if field != "strategy")
-    assert f"]({name}.md)" in (PAGES / "README.md").read_text(encoding="utf-8")
+    assert f"]({name}.md)" in (PAGES / "index.md").read_text(encoding="utf-8")
 
 
 def _listed(needs: frozenset[Need]) -> str:

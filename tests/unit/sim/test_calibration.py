@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trimtab.sim.calibration import compare, table
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "engine-model.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "results" / "engine-model.md"
 
 
 def test_every_measured_number_is_met_within_25_percent() -> None:

@@ -93,7 +93,7 @@ class Engines(Strict):
         "output", description="`output`; or what they give at once instead, as an endpoint does that is set up wrongly."
     )
     step0_ms: Annotated[float, Field(ge=0.001, le=100_000)] | None = Field(
-        None, description="This and all below: see docs/engine-model.md."
+        None, description="This and all below: see docs/results/engine-model.md."
     )
     per_sequence_ms: _Time | None = None
     per_context_token_ns: _Time | None = None

@@ -1,4 +1,4 @@
-"""What replay must show of the strategies; the tables of docs/strategies.md have all of it."""
+"""What replay must show of the strategies; the tables of docs/results/strategies.md have all of it."""
 
 from typing import Any
 

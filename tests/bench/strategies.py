@@ -20,8 +20,8 @@ from trimtab.lab.replay.show import markdown
 _INTRODUCTION = """\
 # Every strategy on the same work
 
-Made by `python -m tests.bench.strategies > docs/results/strategies.md`; [replay](../guides/replay.md) says what is simulated and how
-far that can be trusted. All is virtual time, so the figures are the same on every machine.
+Made by `python -m tests.bench.strategies > docs/results/strategies.md`; [replay](../guides/replay.md) says what is
+simulated and how far that can be trusted. All is virtual time, so the figures are the same on every machine.
 
 `round_robin` to `prequal` are balancers without a control loop: the first four are Envoy's own (`capacity` is its least
 request with the weights that an operator would write down), the others look at every request by themselves, after their

@@ -7,7 +7,7 @@ from trimtab.endpoint.snapshot import EndpointId
 
 
 class FailureSignal(StrEnum):
-    """The failure signals, by the word that metrics have for them. docs/concepts/health.md says what follows from each."""
+    """By the word that metrics have for each. docs/concepts/health.md says what follows from it."""
 
     FAILURES = "failures"  # attempts failed one after the other
     ERROR_SHARE = "error-share"  # more of its attempts fail than of the others'

@@ -549,8 +549,8 @@ class Pool(Strict):
     )
     classes: Annotated[tuple[LengthClass, ...], Field(max_length=8)] = Field(
         (),
-        description="Length classes, short to long, each with weights of its own: see docs/concepts/length-classes.md. Empty is one "
-        "for all.",
+        description="Length classes, short to long, each with weights of its own: see "
+        "docs/concepts/length-classes.md. Empty is one for all.",
     )
     class_bytes_per_token: Annotated[float, Field(ge=1, le=100)] = Field(
         BYTES_PER_TOKEN, description="Bytes of a request's body that count as one token where its class is chosen."

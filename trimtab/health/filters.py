@@ -14,6 +14,7 @@ from trimtab.health.breaker import BreakerState
 from trimtab.health.consolidation import Consolidation
 from trimtab.health.endpoint_health import EndpointHealth
 from trimtab.health.state import State
+from trimtab.policy.model import Weighting
 from trimtab.policy.prometheus import CustomSignal
 
 NO_LONG_PROMPTS = "no_long_prompts"  # a custom signal's action
@@ -41,7 +42,7 @@ class PoolHealth:
     health: Mapping[EndpointId, EndpointHealth]
     out: Mapping[str, str]  # address -> why discovery wants it to take no new work
     limits: Sequence[CustomSignal]  # custom signals with a threshold
-    kv_limit: float
+    config: Weighting
 
 
 class Filter(ABC):
@@ -145,12 +146,12 @@ class KvCacheFull(Filter):
         self, pool: PoolHealth, candidates: Sequence[EndpointView]
     ) -> Iterator[tuple[EndpointId, Objection]]:
         usage = {view.id: view.signals.kv_usage for view in candidates}
-        full = {id for id, used in usage.items() if pool.health[id].is_full(used, pool.kv_limit)}
+        full = {id for id, used in usage.items() if pool.health[id].is_full(used, pool.config.kv_limit)}
         room = any(used is not None and id not in full for id, used in usage.items())
         for id, health in pool.health.items():
             health.was_full = room and id in full
             if health.was_full:
-                what = f"KV usage {usage[id]:.2f}, the limit is {pool.kv_limit:g}"
+                what = f"KV usage {usage[id]:.2f}, the limit is {pool.config.kv_limit:g}"
                 yield id, Objection(State.FULL, None, f"full: {what}, and another endpoint has room")
 
 

@@ -212,7 +212,7 @@ class Weigher:
             health.probe_health.watch(now, view, self.watch)
             if view.id.address not in self.out:
                 health.read_limits(view.custom, self.limits)
-        return PoolHealth(now, views, self._health, self.out, self.limits, self.config.kv_limit)
+        return PoolHealth(now, views, self._health, self.out, self.limits, self.config)
 
     def _effective_score(
         self, now: float, id: EndpointId, objection: Objection | None, score: float, strategy: Strategy

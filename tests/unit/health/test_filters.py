@@ -23,7 +23,7 @@ def pool(
     *views: EndpointView, health: dict[EndpointId, EndpointHealth] | None = None, out: str | None = None
 ) -> PoolHealth:
     known = {view.id: EndpointHealth() for view in views} | (health or {})
-    return PoolHealth(NOW, views, known, {} if out is None else {A.address: out}, (), CONFIG.kv_limit)
+    return PoolHealth(NOW, views, known, {} if out is None else {A.address: out}, (), CONFIG)
 
 
 def states(filters: Sequence[Filter], of: PoolHealth) -> list[State | None]:

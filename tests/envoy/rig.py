@@ -72,7 +72,7 @@ class WorkerProcess:
             with contextlib.suppress(EOFError, pickle.UnpicklingError):
                 while True:
                     self._seen.append(pickle.load(file))
-                    self._read_to = file.notify()
+                    self._read_to = file.tell()
         return self._seen
 
 

@@ -15,7 +15,8 @@ import aiohttp
 from tests.harness import until
 from tests.live.engines import Engine
 from tests.live.tiny_model import NAME
-from tests.system.stack import Trimtab, on_free_ports, running
+from tests.system.stack import Trimtab, running
+from trimtab.lab.local_stack import on_free_ports
 from trimtab.observation.kinds import Verdict
 
 E = TypeVar("E", bound=Engine)

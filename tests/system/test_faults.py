@@ -94,7 +94,7 @@ async def test_an_engine_that_hangs_with_its_health_green_gets_no_traffic(tmp_pa
             await asyncio.sleep(healed_at - hung_at)
             out = (await trimtab.endpoints())[engines.addresses[0]]
             await engines.fault(0, "none")
-        silent = await trimtab.metric("trimtab_failure_signals_total", failure_signal="silent")
+        silent = await trimtab.metric("trimtab_failure_signals_total", signal="silent")
         sent = [attempt["arrived_at"] for attempt in await engines.attempts(0)]
     assert (out["state"], out["takes_work"]) == ("open", False)
     assert "no token for" in out["reason"]

@@ -153,7 +153,7 @@ class Trimtab(Process):
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
-    async def wait_serving(self, timeout_s: float = 20) -> None:
+    async def wait_serving(self, timeout_s: float = 40) -> None:
         """Wait until a request through Envoy is answered by an engine."""
 
         async def serves() -> bool:

@@ -375,7 +375,7 @@ async def test_the_budget_holds_for_a_large_fleet() -> None:
         async with rig(
             *fleet, probe={"interval_s": 60, "max_concurrent": 5, "max_per_s": 200, "deadline_ms": 10_000}
         ) as made:
-            await until(lambda: len(made.seen) == 200)
+            await until(lambda: len(made.seen) == 200, 30)
     assert {probe.result for probe in made.seen} == {ProbeResult.TOKEN}
     assert most <= 5
     assert starts[-1] - starts[0] >= 199 / 200 * 0.95

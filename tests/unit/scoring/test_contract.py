@@ -317,9 +317,9 @@ def _state_of(thing: object) -> object:
     """All that an object holds, comparable."""
     if isinstance(thing, dict):
         return {str(key): _state_of(value) for key, value in thing.items()}
-    if isinstance(thing, list | tuple | deque | frozenset):
+    if isinstance(thing, list | tuple | deque):
         return [_state_of(value) for value in thing]
-    if isinstance(thing, Enum | str | int | float | None):
+    if isinstance(thing, frozenset | Enum | str | int | float | None):
         return thing
     slots = [slot for base in type(thing).__mro__ for slot in getattr(base, "__slots__", ())]
     fields = [*getattr(thing, "__dict__", ()), *slots]

@@ -120,7 +120,8 @@ class KubernetesApi:
                 _line({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
             )
             return response
-        task = asyncio.ensure_future(self._stream(response, resource, version))
+        # What comes from now on is sent, although the task has yet to begin: `watches` counts it already.
+        task = asyncio.ensure_future(self._stream(response, resource, version, len(self._history)))
         self._watches.add(task)
         try:
             await asyncio.wait_for(task, min(self.watch_s, float(request.query["timeoutSeconds"])))
@@ -132,9 +133,8 @@ class KubernetesApi:
             request.transport.close()
         return response
 
-    async def _stream(self, response: web.StreamResponse, resource: str, version: int) -> None:
-        seen = len(self._history)
-        for at, kind, event in list(self._history):
+    async def _stream(self, response: web.StreamResponse, resource: str, version: int, seen: int) -> None:
+        for at, kind, event in self._history[:seen]:
             if at > version and kind == resource:
                 await response.write(_line(event))
         while True:

@@ -11,9 +11,9 @@ from trimtab.decision import EndpointDecision, PoolDecision
 from trimtab.endpoint.attempt_tracker import MEMORY_S
 from trimtab.endpoint.evidence import Evidence
 from trimtab.endpoint.fleet import Fleet
+from trimtab.endpoint.output_clock import SilenceLimits
 from trimtab.endpoint.profile import ProfileMemory
 from trimtab.endpoint.prometheus_readings import NOTHING_ASKED, Trust
-from trimtab.endpoint.silence import SilenceLimits
 from trimtab.endpoint.snapshot import EndpointId, TokenSample
 from trimtab.endpoint.spec import EndpointSpec
 from trimtab.health.endpoint_health import EndpointHealth, EndpointHealthMemory

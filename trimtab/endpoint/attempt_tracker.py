@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from trimtab.endpoint.attempt import Attempt, AttemptOutcome
-from trimtab.endpoint.attempts import LeaseTable
 from trimtab.endpoint.early_ends import AnswerTimes
 from trimtab.endpoint.evidence import Evidence, OutcomeSeen, TokenSeen
 from trimtab.endpoint.failure_signals import FailureSignal
 from trimtab.endpoint.latency import LatencyEstimators
+from trimtab.endpoint.leases import LeaseTable
 from trimtab.endpoint.outcome import (
     as_errors,
     explain,

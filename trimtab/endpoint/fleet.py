@@ -11,12 +11,12 @@ from trimtab.endpoint.engine_readings import plausible
 from trimtab.endpoint.evidence import Evidence
 from trimtab.endpoint.failure_signals import FailureSignal, Suspected
 from trimtab.endpoint.lrs import LoadReports
+from trimtab.endpoint.output_clock import SilenceLimits
 from trimtab.endpoint.peers import Peers
 from trimtab.endpoint.profile import Profile, ProfileMemory
 from trimtab.endpoint.prometheus_readings import NOTHING_ASKED, Trust
 from trimtab.endpoint.request_classes import Classes
 from trimtab.endpoint.sampling_confidence import SamplingConfidence
-from trimtab.endpoint.silence import SilenceLimits
 from trimtab.endpoint.snapshot import EndpointId, PoolSnapshot
 from trimtab.endpoint.spec import EndpointSpec
 from trimtab.endpoint.token_ratio import TokenRatio

@@ -5,11 +5,11 @@ from math import inf
 
 from trimtab.endpoint.abandoned_waits import AbandonedWaits
 from trimtab.endpoint.attempt import Attempt
-from trimtab.endpoint.attempts import LeaseTable
 from trimtab.endpoint.failure_signals import FailureSignal, Suspected
 from trimtab.endpoint.latency import LatencyEstimators
+from trimtab.endpoint.leases import LeaseTable
+from trimtab.endpoint.output_clock import OutputClock, SilenceLimits
 from trimtab.endpoint.sampling_confidence import SamplingConfidence
-from trimtab.endpoint.silence import OutputClock, SilenceLimits
 from trimtab.endpoint.snapshot import EndpointId
 from trimtab.observation.kinds import AttemptEnded
 

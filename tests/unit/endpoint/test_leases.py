@@ -21,7 +21,7 @@ from tests.unit.scene import (
     unreachable,
     worker_missed,
 )
-from trimtab.endpoint.attempts import REMEMBER_ENDED
+from trimtab.endpoint.leases import REMEMBER_ENDED
 from trimtab.endpoint.lrs import LASTING_S, NODE_GONE_S, SETTLE_S, UNCOUNTED_S
 from trimtab.observation.kinds import Outcome, Verdict
 
